@@ -193,7 +193,7 @@ def find_rank_levers(
     def why_not(lever: Lever) -> str | None:
         if only is not None and lever.name != only:
             return f"--try names {only} alone"
-        if only is None and not lever.default:
+        if only is None and not (lever.default or lever.ranks):
             return f"it may cost time: --try {lever.name}"
         if keep_precision and lever.changes_arithmetic:
             return "it changes the arithmetic, which --keep-precision forbids"

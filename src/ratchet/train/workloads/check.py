@@ -67,7 +67,12 @@ def check(workload: Workload) -> tuple[str, ...]:
         _check_optimizers(workload)
         _check_own_step(workload, device)
         return ()
-    _check_memory(workload, batch, device)
+    # By a lower bound, before any memory is allocated. The weights are already there; their
+    # gradients and two moments are not.
+    if (saved := saved_bytes(workload, batch)) is not None:
+        needed_bytes = saved + state_bytes(workload.model) * 3 // 4
+        remedy = f"{SMALLER}; {planned_by(workload)}"
+        require(needed_bytes, device, f"a step of {workload.name!r}", remedy)
     _check_optimizers(workload)
     warning = _check_loss(workload, batch, device)
     return (warning,) if warning else ()
@@ -79,19 +84,34 @@ def _check_fields(workload: Workload) -> None:
     if not isinstance(model, nn.Module):
         given = type(model).__name__
         raise WorkloadError(f"workload {name!r}: model is {given}, not an nn.Module; pass one")
-    _check_forms(workload)
+    own = workload.train_step is not None
+    if (workload.loss is None) != own:
+        both = "both loss and train_step" if own else "neither loss nor train_step"
+        raise WorkloadError(f"workload {name!r} has {both}; give one of the two")
+    for field in ("clip_norm", "scheduler") if own else ():
+        if getattr(workload, field) is not None:
+            raise WorkloadError(
+                f"workload {name!r}: {field} belongs to a loss; do it in train_step instead"
+            )
+    if own and workload.precision == "bf16_master":
+        raise WorkloadError(
+            f"workload {name!r}: precision 'bf16_master' belongs to a loss; give fp32 or "
+            "bf16_autocast, as train_step does it"
+        )
+    if not own and workload.state is not None:
+        raise WorkloadError(
+            f"workload {name!r}: state is for a train_step; write one instead of the loss"
+        )
     for field in ("loss", "train_step", "batch", "optimizer", "state", "scheduler"):
         given = getattr(workload, field)
         if given is not None and not callable(given):
             raise WorkloadError(f"workload {name!r}: {field} is not callable; pass a function")
-    counts: dict[str, object] = {"tokens_per_batch": workload.tokens_per_batch}
-    counts["accumulate"] = workload.accumulate
-    for field, value in counts.items():
+    for field, what in (("tokens_per_batch", " to count samples"), ("accumulate", "")):
+        value: object = getattr(workload, field)
         if value is not None and (not isinstance(value, int) or value < 1):
-            remedy = "or leave it out"
-            remedy += " to count samples" if field == "tokens_per_batch" else ""
             raise WorkloadError(
-                f"workload {name!r}: {field} is {value!r}; give a whole number, 1 or more, {remedy}"
+                f"workload {name!r}: {field} is {value!r}; give a whole number, 1 or more, or "
+                f"leave it out{what}"
             )
     if workload.clip_norm is not None and not workload.clip_norm > 0:
         raise WorkloadError(
@@ -109,31 +129,8 @@ def _check_fields(workload: Workload) -> None:
             f"workload {name!r}: checkpointing is {workload.checkpointing!r}; {error}"
         ) from None
     _refuse_meta(workload, "the model", list(workload.model.parameters()))
-    if not any(parameter.requires_grad for parameter in workload.model.parameters()):
+    if not workload.trained():
         raise WorkloadError(f"workload {name!r}: no parameter requires a gradient; train some")
-
-
-def _check_forms(workload: Workload) -> None:
-    """Refuse fields that exclude each other."""
-    name, own = workload.name, workload.train_step is not None
-    if (workload.loss is None) != own:
-        given = "both loss and train_step" if own else "neither loss nor train_step"
-        raise WorkloadError(f"workload {name!r} has {given}; give one of the two")
-    if own:
-        fields = ("clip_norm", "scheduler")
-        for field in (one for one in fields if getattr(workload, one) is not None):
-            raise WorkloadError(
-                f"workload {name!r}: {field} belongs to a loss; do it in train_step instead"
-            )
-        if workload.precision == "bf16_master":
-            raise WorkloadError(
-                f"workload {name!r}: precision 'bf16_master' belongs to a loss; give fp32 or "
-                "bf16_autocast, as train_step does it"
-            )
-    elif workload.state is not None:
-        raise WorkloadError(
-            f"workload {name!r}: state is for a train_step; write one instead of the loss"
-        )
 
 
 def _refuse_meta(workload: Workload, what: str, tensors: Sequence[Tensor]) -> None:
@@ -142,17 +139,6 @@ def _refuse_meta(workload: Workload, what: str, tensors: Sequence[Tensor]) -> No
             f"workload {workload.name!r}: {what} is on the meta device, where tensors have no "
             f"values; make it on {workload.device!r}"
         )
-
-
-def _check_memory(workload: Workload, batch: object, device: torch.device) -> None:
-    """Refuse a batch whose step cannot fit, by a lower bound, before any memory is allocated."""
-    saved = saved_bytes(workload, batch)
-    if saved is None:
-        return
-    # The weights are already allocated; their gradients and two moments are not.
-    needed_bytes = saved + state_bytes(workload.model) * 3 // 4
-    remedy = f"{SMALLER}; {planned_by(workload)}"
-    require(needed_bytes, device, f"a step of {workload.name!r}", remedy)
 
 
 def _check_optimizers(workload: Workload) -> None:
@@ -191,26 +177,26 @@ def _check_loss(workload: Workload, batch: object, device: torch.device) -> str 
     model, loss_of = workload.model.train(), compiled_loss(workload, workload.as_written())
     before = buffers_of(model)
 
-    def value() -> float:
+    def computed() -> Tensor:
         put_back(model, before)
-        return float(_guarded(workload, lambda: loss_of(model, batch)).detach())
+        loss: Tensor = _guarded(workload, lambda: loss_of(model, batch))
+        return loss
 
     def first_again() -> float:
         with seeded(0, device):
-            return value()
+            return float(computed().detach())
 
     try:
         with seeded(0, device):
-            loss = _guarded(workload, lambda: loss_of(model, batch))
+            loss = computed()
             _check_differentiable(workload, loss)
-            first, second = float(loss.detach()), value()
+            first, second = float(loss.detach()), float(computed().detach())
         return noise_in(workload.name, device, first, second, first_again)
     finally:
         put_back(model, before)
 
 
 def _check_differentiable(workload: Workload, loss: object) -> None:
-    parameters = list(workload.trained().values())
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise WorkloadError(
@@ -219,6 +205,7 @@ def _check_differentiable(workload: Workload, loss: object) -> None:
     _check_finite(workload, float(loss.detach()))
     if not loss.requires_grad:
         raise WorkloadError(_no_gradient(workload))
+    parameters = list(workload.trained().values())
     _check_gradients(workload, _guarded(workload, lambda: gradients_of(loss, parameters)))
 
 
@@ -240,29 +227,30 @@ def _check_own_step(workload: Workload, device: torch.device) -> None:
             loss = _guarded(workload, lambda: step.forward_backward(batch))
         _check_finite(workload, float(loss))
         _check_gradients(workload, list(step.gradients().values()))
-        _check_own_precision(workload, entered=bool(entered))
+        written = workload.as_written().precision
+        if entered and written == "fp32":
+            raise WorkloadError(
+                f"workload {workload.name!r}: train_step enters torch.autocast; say so with "
+                "precision='bf16_autocast', or --precision bf16_autocast"
+            )
+        if written == "bf16_autocast" and not entered:
+            raise WorkloadError(
+                f"workload {workload.name!r}: precision is 'bf16_autocast', but train_step does "
+                "not enter torch.autocast; enter it there, or leave precision out"
+            )
     finally:
         put_back(model, before)
         for parameter in model.parameters():
             parameter.grad = None
 
 
-def _check_own_precision(workload: Workload, *, entered: bool) -> None:
-    written = workload.as_written().precision
-    if entered and written == "fp32":
-        raise WorkloadError(
-            f"workload {workload.name!r}: train_step enters torch.autocast; say so with "
-            "precision='bf16_autocast', or --precision bf16_autocast"
-        )
-    if written == "bf16_autocast" and not entered:
-        raise WorkloadError(
-            f"workload {workload.name!r}: precision is 'bf16_autocast', but train_step does not "
-            "enter torch.autocast; enter it there, or leave precision out"
-        )
-
-
 def _check_gradients(workload: Workload, gradients: Sequence[Tensor | None]) -> None:
-    values = [_values(gradient) for gradient in gradients if gradient is not None]
+    # Of a sparse gradient, the stored values: they have a row for each index.
+    values = [
+        one.coalesce().values() if one.layout == torch.sparse_coo else one
+        for one in gradients
+        if one is not None
+    ]
     if not any(bool(one.count_nonzero()) for one in values):
         raise WorkloadError(_no_gradient(workload))
     if not all(bool(one.isfinite().all()) for one in values):
@@ -270,11 +258,6 @@ def _check_gradients(workload: Workload, gradients: Sequence[Tensor | None]) -> 
             f"workload {workload.name!r}: a gradient of the first batch is not finite; check the "
             "loss for a division or logarithm of zero"
         )
-
-
-def _values(gradient: Tensor) -> Tensor:
-    """Return a gradient's stored values: those of a sparse one have a row for each index."""
-    return gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
 
 
 def _no_gradient(workload: Workload) -> str:

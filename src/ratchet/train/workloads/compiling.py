@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import torch
@@ -86,18 +86,17 @@ def is_compiling(thread: int) -> bool:
     return False
 
 
-def kept_graphs(keep: bool) -> AbstractContextManager[object]:
-    """Let what is compiled be differentiated again, as by `backward(retain_graph=True)`."""
-    return _kept_graphs() if keep else nullcontext()
-
-
 @contextmanager
-def _kept_graphs() -> Iterator[None]:
-    """Let no backward graph write into what the forward pass has saved for it.
+def kept_graphs(keep: bool) -> Iterator[None]:
+    """Let what is compiled be differentiated again, as by `backward(retain_graph=True)`.
 
-    Where a backward graph is compiled with its forward one, torch 2.13 leaves the list of what it
-    may write into at None, and takes that for a list that is not empty.
+    No backward graph may then write into what the forward pass has saved for it. Where a backward
+    graph is compiled with its forward one, torch 2.13 leaves the list of what it may write into at
+    None, and takes that for a list that is not empty.
     """
+    if not keep:
+        yield
+        return
     import torch._functorch.config
     from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 
@@ -207,7 +206,12 @@ class BoundedCompile:
                 self._fixed_left -= 1
                 self._seen[shapes] = numbers_of(arguments, named)
             return result
-        self._tell_of_shapes()
+        if len(self._seen) == self._most_shapes:  # else fixed graphs ran out, and that was told
+            self._tell(
+                f"the step was compiled for {len(self._seen)} shapes of its inputs. New shapes "
+                "share a graph of dynamic shapes, which contains no kernels. To keep the kernels, "
+                "pad batches to fewer shapes"
+            )
         result, compiled = self._watched(self._dynamic, self._dynamic_left > 0, arguments, named)
         if compiled:
             self._dynamic_left -= 1
@@ -227,7 +231,11 @@ class BoundedCompile:
             self._fixed_left -= 1
             self.recompilations += 1
             if self._takes_numbers and self.recompilations + 1 == UNSTABLE:
-                self._take_numbers()
+                # Numbers are inputs from now on, which has a dynamic graph's place.
+                self._numbered = torch.compile(self._function, options=self._options)
+                if self._dynamic_left > 1:
+                    self._dynamic_left -= 1
+                    self._fixed_left += 1
             if self._fixed_left == 0:
                 self._tell(
                     f"the step keeps recompiling for inputs of the same shapes, because "
@@ -236,13 +244,6 @@ class BoundedCompile:
                 )
         self._seen[shapes] = numbers
         return result
-
-    def _take_numbers(self) -> None:
-        """Compile with numbers as inputs from now on, and let that have a dynamic graph's place."""
-        self._numbered = torch.compile(self._function, options=self._options)
-        if self._dynamic_left > 1:
-            self._dynamic_left -= 1
-            self._fixed_left += 1
 
     def _call_fixed(
         self, may_compile: bool, arguments: tuple[object, ...], named: dict[str, object]
@@ -260,48 +261,29 @@ class BoundedCompile:
         named: dict[str, object],
     ) -> tuple[object, bool]:
         """Call the compiled function; return its result, and True if dynamo compiled a frame."""
+        import torch._dynamo
         from torch._dynamo.utils import counters
 
         if not may_compile:
             with torch.compiler.set_stance("eager_on_recompile"):
                 return function(*arguments, **named), False
         before, graphs = counters["frames"]["total"], counters["stats"]["unique_graphs"]
+        # A long run must not end because a new shape, a full disk or a broken cache stops a
+        # compiler; a first run tells.
+        goes_on = self.goes_on or self._has_run
         with (
             optimizers_as_they_are(),
-            _hooks_are_guarded(),
-            self._scalars_taken(),
-            self._failures(),
+            # Compile again when a script adds hooks to a module, or removes them.
+            torch._dynamo.config.patch(skip_nnmodule_hook_guards=False),
+            torch._dynamo.config.patch(capture_scalar_outputs=True)
+            if self.scalars
+            else nullcontext(),
+            parts_as_written(self._tell) if goes_on else nullcontext(),
         ):
             result = function(*arguments, **named)
         self._has_run = True
         self.graphs += counters["stats"]["unique_graphs"] - graphs
         return result, counters["frames"]["total"] > before
-
-    def _failures(self) -> AbstractContextManager[None]:
-        """Let a frame that fails to compile run as written, except in a first run by default.
-
-        A long run must not end because a new shape, a full disk or a broken cache stops a compiler.
-        """
-        goes_on = self.goes_on or self._has_run
-        return parts_as_written(self._tell) if goes_on else nullcontext()
-
-    def _scalars_taken(self) -> AbstractContextManager[None]:
-        import torch._dynamo
-
-        return (
-            torch._dynamo.config.patch(capture_scalar_outputs=True)
-            if self.scalars
-            else nullcontext()
-        )
-
-    def _tell_of_shapes(self) -> None:
-        if len(self._seen) < self._most_shapes:
-            return  # not shapes have used up the fixed graphs, and that was told
-        self._tell(
-            f"the step was compiled for {len(self._seen)} shapes of its inputs. New shapes share a "
-            "graph of dynamic shapes, which contains no kernels. To keep the kernels, pad batches "
-            "to fewer shapes"
-        )
 
     def _tell(self, what: str) -> None:
         """Log a warning, once."""
@@ -346,15 +328,6 @@ def optimizers_as_they_are() -> Iterator[None]:
         yield
     finally:
         OptimizerVariable._set_capturable = prepare  # type: ignore[method-assign]
-
-
-@contextmanager
-def _hooks_are_guarded() -> Iterator[None]:
-    """Let dynamo compile again when a script adds hooks to a module, or removes them."""
-    import torch._dynamo
-
-    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):
-        yield
 
 
 @contextmanager

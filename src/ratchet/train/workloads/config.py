@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from ratchet.base.files import cache_folder
 
-# Effects of a step's settings on its process: its environment at start, and calls once it runs.
+# Effects of settings on the step's process: its environment at start, and calls once it runs.
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Numbers of mallopt(3)'s parameters, from glibc's malloc.h."""
@@ -36,12 +36,8 @@ _FILES = {
 
 def find_library(name: str) -> Path | None:
     """Return the shared library of `jemalloc` or `tcmalloc`, or None if it is not installed."""
-    for folder in _FOLDERS:
-        for file in _FILES[name]:
-            path = Path(folder) / file
-            if path.exists():
-                return path
-    return None
+    places = (Path(folder) / file for folder in _FOLDERS for file in _FILES[name])
+    return next((path for path in places if path.exists()), None)
 
 
 def allocator_variables(allocator: str) -> dict[str, str]:
@@ -50,12 +46,6 @@ def allocator_variables(allocator: str) -> dict[str, str]:
         return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     library = find_library(allocator) if allocator in _FILES else None
     return {} if library is None else {"LD_PRELOAD": str(library)}
-
-
-def enter_allocator(allocator: str, config: StepConfig) -> None:
-    """Keep freed memory, if the allocator is glibc's with `mallopt`."""
-    if allocator == "mallopt":
-        keep_freed_memory()
 
 
 def keep_freed_memory() -> bool:
@@ -79,14 +69,12 @@ def pin(affinity: bool, config: StepConfig) -> None:
 
 
 def enter_threads(threads: int, config: StepConfig) -> None:
-    """Set the number of torch's threads."""
     import torch
 
     torch.set_num_threads(threads)
 
 
 def enter_matmul_precision(precision: str, config: StepConfig) -> None:
-    """Set the precision of torch's fp32 matrix products."""
     import torch
 
     torch.set_float32_matmul_precision(precision)
@@ -162,7 +150,7 @@ class StepSetting:
     words: Callable[[Any], str] = lambda value: ""
     """Returns how a candidate's title names a value; empty if it does not."""
     variables: Callable[[Any], Mapping[str, str]] = lambda value: {}
-    enter: Callable[[Any, StepConfig], None] | None = None
+    enter: Callable[[Any, StepConfig], object] | None = None
     inductor: str = ""
     in_graphs: bool = True
     """False if torch.compile generates the same code for every value."""
@@ -216,7 +204,7 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             words=str,
             in_graphs=False,
             variables=allocator_variables,
-            enter=enter_allocator,
+            enter=lambda kind, _: keep_freed_memory() if kind == "mallopt" else None,
         ),
     ] = "default"
     huge_pages: Annotated[

@@ -190,7 +190,7 @@ def _mean_square(node: Node) -> tuple[Node, float, tuple[Node, ...]] | None:
         return None
     square = mean.args[0]
     x = _squared(square)
-    return None if x is None else (x, eps, (shifted, mean, as_node(square)))
+    return None if x is None else (x, eps, (as_node(shifted), mean, as_node(square)))
 
 
 def _is_last_mean(node: object) -> bool:
