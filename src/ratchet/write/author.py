@@ -102,12 +102,10 @@ class Answer(Proposal):
 
     @property
     def name(self) -> str:
-        """Return the kernel's name."""
         return self.kernel.name
 
     @property
     def language(self) -> str:
-        """Return the kernel's language."""
         return self.kernel.language
 
     def as_json(self) -> dict[str, object]:
@@ -152,9 +150,7 @@ class Author(Protocol):
     """Proposes kernels. An author is never trusted."""
 
     @property
-    def name(self) -> str:
-        """Return the author's name in the ledger and on pages."""
-        ...
+    def name(self) -> str: ...
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
         """Return up to `count` new proposals; none if the author has nothing left to say."""
@@ -178,6 +174,4 @@ class Space(Protocol):
         """Return numbers for a cost model: of the problem first, then of the schedule."""
         ...
 
-    def kernel(self, schedule: Schedule) -> Kernel:
-        """Return the kernel that `schedule` gives."""
-        ...
+    def kernel(self, schedule: Schedule) -> Kernel: ...

@@ -84,7 +84,6 @@ class Writing:
 
 
 def result_of(state: Writing, *, running: bool) -> WritingResult:
-    """Return what is known now."""
     work, request = state.work, state.request
     answers = [] if work is None else work.progress.answers
     verdicts = [state.recalled] if state.recalled else [] if work is None else work.verdicts

@@ -449,7 +449,6 @@ class ProblemRun:
         return [self._judged(one) for one in found]
 
     def _judged(self, judged: JudgedKernel) -> Answer:
-        """Take one verdict."""
         self.verdicts.append(judged)
         proposal = self._known[judged.verdict.kernel_hash]
         answer = Answer.by_verdict(proposal, judged.verdict, after_s=self.spent_s)

@@ -27,7 +27,6 @@ class GivenAuthor:
         self._note = note
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
-        """Return the next ones; see `Author.propose`."""
         taken, self._left = self._left[:count], self._left[count:]
         return [
             Proposal(kernel=one, author=self.name, note=self._note, opener=True) for one in taken

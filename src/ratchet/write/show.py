@@ -152,12 +152,10 @@ REGIONS: Final = (
 
 
 def render_write_page(result: WritingResult) -> str:
-    """Return a run's page as HTML."""
     return render_page(write_report(result, {}))
 
 
 def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultReport:
-    """Describe a run, and the files that it wrote."""
     best = result.best
     reloads = f"The run is going on. This page reloads itself every {RELOAD_S} seconds."
     static = static_section(result.static)

@@ -196,8 +196,6 @@ class Asked:
 
 
 class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of one problem."""
-
     problem: str
     problem_hash: str
     gain_s: float

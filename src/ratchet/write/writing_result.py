@@ -115,7 +115,6 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float
     spent_s: float
     screened: int
-    """Kernels that were screened."""
     judged: int
     """Verdicts that were given in this run."""
     planned_verdicts: int

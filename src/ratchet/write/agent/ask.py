@@ -61,8 +61,6 @@ HEARD: Final = frozenset((*MODELS_FAULT, "too_long"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatRequest:
-    """A question to a model."""
-
     messages: tuple[Message, ...]
     most_tokens: int
     temperature: float
@@ -75,8 +73,6 @@ class ChatRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """The outcome of a question."""
-
     status: Status
     text: str = ""
     reason: str = ""
@@ -90,9 +86,7 @@ class Client(Protocol):
     """Answers questions, in several threads at once."""
 
     @property
-    def model(self) -> str:
-        """Return the model's name."""
-        ...
+    def model(self) -> str: ...
 
     def ask(self, question: ChatRequest) -> Reply:
         """Answer one question; never raises for what the endpoint does."""
@@ -132,7 +126,6 @@ class AgentBudget:
             )
 
     def usd_of(self, prompt_tokens: int, completion_tokens: int) -> float:
-        """Return the price of an answer."""
         prompt = prompt_tokens * self.usd_per_million_prompt
         return (prompt + completion_tokens * self.usd_per_million_completion) / 1e6
 
@@ -250,8 +243,6 @@ class AskTerms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """The messages of one sample."""
-
     messages: tuple[Message, ...]
     problem_hash: str
     turn: int

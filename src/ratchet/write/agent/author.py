@@ -83,7 +83,6 @@ class AgentAuthor:
 
     @property
     def name(self) -> str:
-        """Return `agent:` and the model's name."""
         return f"agent:{self._client.model}"
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:

@@ -135,15 +135,11 @@ class Response(Protocol):
         """Return the headers; their names may have any case."""
         ...
 
-    def iter_bytes(self) -> Iterator[bytes]:
-        """Yield the body as it arrives."""
-        ...
+    def iter_bytes(self) -> Iterator[bytes]: ...
 
 
 @dataclass(slots=True)
 class Answering:
-    """An answer as it arrives."""
-
     deadline_s: float
     """On the monotonic clock."""
     most_tokens: int
@@ -266,8 +262,6 @@ SILENCE_LIMIT_S: Final = 120.0
 
 
 class OpenAIClient:
-    """A client of an OpenAI-compatible endpoint."""
-
     def __init__(self, *, model: str, base_url: str, key: Secret) -> None:
         self.model = model
         self.place = shown_url(base_url)

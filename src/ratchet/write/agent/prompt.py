@@ -40,8 +40,6 @@ MOST_LINE: Final = 600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parent:
-    """A kernel as a prompt shows it."""
-
     source: str
     verdict: str
     evidence: tuple[str, ...]
@@ -82,7 +80,6 @@ def prompt_hash(messages: Sequence[Message]) -> str:
 def render(
     language: Language, facts: TurnFacts, asked: Assignment, parents: Sequence[Parent]
 ) -> tuple[Message, ...]:
-    """Return the messages of one sample's prompt."""
     values = {
         "language": language,
         "fence": FENCES[language],
@@ -171,8 +168,6 @@ class Unusable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usable:
-    """An answer's kernel."""
-
     kernel: Kernel
     note: str
     """The change in the model's own words, in a line; empty if it gives none."""

@@ -93,8 +93,6 @@ DIRECTIONS: Final[Mapping[Language, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """The request of one sample."""
-
     kind: Kind
     parents: tuple[Answer, ...] = ()
     direction: str = ""
@@ -102,8 +100,6 @@ class Assignment:
 
 
 class PromptStrategy(Protocol):
-    """Plans a turn."""
-
     def plan(
         self, population: Population, samples: int, source: random.Random
     ) -> list[Assignment]: ...

@@ -78,7 +78,6 @@ class Extent:
 
     @property
     def constant(self) -> int | None:
-        """Return its value if it is a number."""
         if not self.terms:
             return 0
         product, factor = self.terms[0]
@@ -150,7 +149,6 @@ class Extent:
         return self.rebuilt(lambda name: names.get(name.name, _atom(name)))
 
     def rebuilt(self, change: Callable[[Name], Extent]) -> Extent:
-        """Return it with every name changed."""
         total = ZERO
         for product, factor in self.terms:
             part = whole(factor)
@@ -175,7 +173,6 @@ class Extent:
 
 
 def whole(value: Extent | int) -> Extent:
-    """Return a number as an extent."""
     if isinstance(value, Extent):
         return value
     return Extent((((), value),)) if value else ZERO
@@ -199,12 +196,10 @@ def bound_of(variable: Extent) -> Extent:
 
 
 def smaller(left: Extent, right: Extent) -> Extent:
-    """Return the minimum of two extents."""
     return _chosen("min", left, right)
 
 
 def larger(left: Extent, right: Extent) -> Extent:
-    """Return the maximum of two extents."""
     return _chosen("max", left, right)
 
 

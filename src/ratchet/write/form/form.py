@@ -7,7 +7,7 @@ of the node's own dimensions (`axis`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import RatchetError
@@ -203,11 +203,8 @@ class LoopForm:
     """For every output the tensor of the C interface that it goes to: an input, if in place."""
     scalars: tuple[float, ...]
     """The scalars that the form was made for."""
-    checks: tuple[tuple[Extent, Extent], ...] = field(default=())
-    """Extents that must be equal at a call."""
 
     def nodes(self) -> list[Node]:
-        """Return all nodes, arguments first."""
         return ordered(self.outputs)
 
     def named_sizes(self) -> dict[str, tuple[int, int, int]]:

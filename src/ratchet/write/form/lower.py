@@ -111,7 +111,7 @@ def _is_above_nothing(node: Node, known: dict[tuple[object, ...], Node]) -> Node
     return made
 
 
-TABLES: Final = (ops_fold, ops_fold, ops_map, ops_matmul, ops_matmul, ops_map)
+TABLES: Final = (ops_fold, ops_map, ops_matmul)  # importing them fills the table of ops
 """Modules that fill the table of ops."""
 MOST_OPS: Final = 240
 """Longest graph that is lowered: a longer one is a loop over a size that tracing unrolled."""

@@ -56,7 +56,6 @@ class MapOp:
 
     @property
     def cpp_text(self) -> str:
-        """Return the template in C++."""
         return self.cpp or self._default
 
     def triton_text(self, *, whole: bool) -> str:

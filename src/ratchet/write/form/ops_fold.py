@@ -64,7 +64,6 @@ for _op in FOLD_OPS:
 def mean(
     call: LoweredCall, x: Node, dims: Value = None, keepdim: bool = False, dtype: str | None = None
 ) -> Node:
-    """The mean over dimensions."""
     return mean_of(x, _dims(x, dims), keepdim, call.dtype)
 
 
@@ -111,7 +110,6 @@ def var_mean(
     correction: Value = None,
     keepdim: bool = False,
 ) -> list[Node]:
-    """The variance and the mean over dimensions."""
     return list(variance_and_mean(x, _dims(x, dims), correction, keepdim, call.part(0)[1]))
 
 
@@ -185,7 +183,6 @@ def _lifted(node: Node, shape: Shape, places: Sequence[Extent]) -> Node:
 
 @lowers("embedding")
 def embedding(call: LoweredCall, table: Node, indices: Node, *_: Value, **__: Value) -> Node:
-    """Rows of a table."""
     shape = call.shape
     own = axes_of(shape)
     wide = _lifted(cast(indices, "int64"), shape, own[:-1])

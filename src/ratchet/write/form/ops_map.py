@@ -113,13 +113,11 @@ def _small_power(x: Node, power: float, dtype: str) -> Node:
 
 @lowers("where")
 def where(call: LoweredCall, condition: Node, x: Value, y: Value) -> Node:
-    """x where the condition holds, else y."""
     return chosen(condition, _operand(call, x), _operand(call, y), call.dtype)
 
 
 @lowers("bitwise_not")
 def negated(call: LoweredCall, x: Node) -> Node:
-    """The opposite of a truth value."""
     if call.dtype != "bool":
         raise call.unsupported("of whole numbers")
     return mapped("not", x, dtype="bool")
@@ -127,13 +125,11 @@ def negated(call: LoweredCall, x: Node) -> Node:
 
 @lowers("convert_element_type")
 def to_dtype(call: LoweredCall, x: Node, *_: Value, **__: Value) -> Node:
-    """Values in another dtype."""
     return cast(x, call.dtype)
 
 
 @lowers("clone", "alias", "lift_fresh_copy", "lift_fresh")
 def same(call: LoweredCall, x: Node, **_: Value) -> Node:
-    """The same values."""
     return x
 
 
@@ -193,13 +189,11 @@ def as_strided(
 
 @lowers("permute")
 def permute(call: LoweredCall, x: Node, order: Sequence[int]) -> Node:
-    """Dimensions in another order."""
     return permuted(x, [place % len(x.shape) for place in order])
 
 
 @lowers("expand")
 def expand(call: LoweredCall, x: Node, *_: Value, **__: Value) -> Node:
-    """Dimensions of size 1 repeated."""
     return expanded(x, call.shape)
 
 
@@ -253,13 +247,11 @@ def cat(call: LoweredCall, parts: Sequence[Node], dim: int = 0) -> Node:
 
 @lowers("unbind")
 def unbind(call: LoweredCall, x: Node, dim: int = 0) -> list[Node]:
-    """Every index of a dimension."""
     return [select(call, x, dim, place) for place in range(call.count)]
 
 
 @lowers("split", "split_with_sizes", "split_copy")
 def split(call: LoweredCall, x: Node, sizes: Value, dim: int = 0) -> list[Node]:
-    """Parts along a dimension."""
     dim %= len(x.shape)
     parts: list[Node] = []
     start = ZERO
@@ -282,7 +274,6 @@ def pad(call: LoweredCall, x: Node, widths: Sequence[Value], value: Number = 0) 
 
 @lowers("repeat")
 def repeat(call: LoweredCall, x: Node, repeats: Sequence[Value]) -> Node:
-    """Dimensions repeated."""
     shape = call.shape
     lead = len(shape) - len(x.shape)
     places = [
@@ -351,7 +342,6 @@ def select_scatter(call: LoweredCall, x: Node, source: Node, dim: int, index: Va
 
 @lowers("iota")
 def iota(call: LoweredCall, length: Value, *, start: Value, step: Value, **_: Value) -> Node:
-    """Whole numbers in steps."""
     shape = call.shape
     value = axes_of(shape)[0] * whole(step) + whole(start)
     return cast(position(value, shape), call.dtype)

@@ -120,7 +120,6 @@ def _joined_size(node: Node) -> Extent | None:
 
 @lowers("mm", "bmm")
 def matmul(call: LoweredCall, left: Node, right: Node, **_: Value) -> Node:
-    """A matrix product."""
     return product(left, right, call.dtype)
 
 

@@ -118,7 +118,6 @@ class Traced:
 
     graph: fx.Graph
     shapes: tuple[tuple[Extent, ...], ...]
-    """The inputs' shapes."""
     sizes: SizeReader
 
 

@@ -32,8 +32,11 @@ class Chain:
     def own(self, plan: FusionPlan) -> dict[Node, int]:
         """Return the nodes that nothing else reads, with the dimensions that the batch takes."""
         written = {node for stage in self.stages for node in stage.nodes}
-        private = written - plan.read_outside(self.stages) - set(plan.outputs)
-        return {node: _leading(node.shape, len(self.lead)) for node in private}
+        found: dict[Node, int] = {}
+        for node in written - plan.read_outside(self.stages) - set(plan.outputs):
+            places = [place for place, size in enumerate(node.shape) if size != ONE]
+            found[node] = places[len(self.lead) - 1] + 1  # sizes of 1 among them count
+        return found
 
 
 def chained(plan: FusionPlan) -> list[Chain]:
@@ -115,12 +118,6 @@ def _variables(stage: Stage, lead: Shape) -> Index:
     return dense_index(axes_of(shape), shape)
 
 
-def _leading(shape: Shape, count: int) -> int:
-    """Return how many dimensions hold the first `count` sizes other than 1."""
-    places = [place for place, size in enumerate(shape) if size != ONE]
-    return places[count - 1] + 1
-
-
 # An epilogue follows a product element by element, and is computed as its blocks are ready. A block
 # is then still in the cache, and one that nothing else reads is never written to memory.
 
@@ -136,8 +133,11 @@ def epilogue_of(
     sizes = zip(own, node.shape, strict=True)
     ready: dict[Node, Index] = {node: tuple(ZERO if size == ONE else one for one, size in sizes)}
     found: list[LoopNest] = []
+    slots = zip(plan.outputs, form.slots, strict=True)
+    written = {output for output, slot in slots if slot < len(form.inputs)}
     for nest in following:
-        if not isinstance(nest, LoopNest) or _in_place(nest, plan, form):
+        # A nest that overwrites an input must wait: the product may still read it.
+        if not isinstance(nest, LoopNest) or written & set(nest.members):
             break
         moved = moved_to(nest, dense_index(own, node.shape), node.shape)
         if moved is None or not _reads_in_place(nest, moved, ready, plan):
@@ -180,9 +180,3 @@ def moved_to(nest: LoopNest, places: Index, shape: Shape) -> dict[str, Extent] |
         *unflattened(places[-1], sizes[cut:]),
     ]
     return {name_of(nest.index(place)): one for place, one in enumerate(index)}
-
-
-def _in_place(nest: LoopNest, plan: FusionPlan, form: LoopForm) -> bool:
-    """Return whether the nest overwrites an input, which the product may still read."""
-    own = zip(plan.outputs, form.slots, strict=True)
-    return any(output in nest.members and slot < len(form.inputs) for output, slot in own)

@@ -99,7 +99,6 @@ class NestedScopes(abc.ABC):
         self._count = 0
 
     def fresh(self, kind: str = "v") -> str:
-        """Return a new name."""
         self._count += 1
         return f"{kind}{self._count}"
 
@@ -110,7 +109,6 @@ class NestedScopes(abc.ABC):
         return scope
 
     def pop(self) -> LoopScope:
-        """Close the innermost scope."""
         return self.scopes.pop()
 
     def depth_of(self, names: frozenset[str] | set[str]) -> int:
@@ -310,7 +308,6 @@ class Evaluator(NestedScopes):
         return f"{condition.text} >= 0"
 
     def load(self, buffer: Buffer, index: Index) -> str:
-        """Return a temporary with an element of a buffer."""
         address = buffer.address(index)
         self.addresses.append(address)
         text = f"{buffer.name}[{address.text}]"
@@ -321,13 +318,11 @@ class Evaluator(NestedScopes):
         return self.define(class_of(buffer.dtype), text, address.names)
 
     def store(self, buffer: Buffer, index: Index, value: str) -> str:
-        """Return the statement that stores a value."""
         address = buffer.address(index)
         self.addresses.append(address)
         return f"{buffer.name}[{address.text}] = {self.rounded(buffer.dtype, value)};"
 
     def rounded(self, dtype: str, value: str) -> str:
-        """Return a value as it is stored."""
         if dtype in CODES:
             return f"{self.call('to_' + CODES[dtype])}({value})"
         return f"({STORED[dtype]})({value})"
@@ -395,7 +390,6 @@ class Folding:
         return self.op.sign or own
 
     def add(self, total: str, value: str) -> str:
-        """Return the statement that takes a value in."""
         if self.op.sign:
             return f"{total} {self.op.sign}= {value};"
         return f"{total} = r_{self.op.name}({total}, {value});"
@@ -409,12 +403,9 @@ def folding(node: Node) -> Folding:
 
 
 class Scratch:
-    """Asks for scratch memory and names it."""
-
     def __init__(self) -> None:
         self.parts: list[tuple[str, str, str]] = []
         """(name, C type, number of elements)."""
 
     def ask(self, name: str, kind: str, count: str) -> None:
-        """Reserve memory for the whole call."""
         self.parts.append((name, kind, count))

@@ -48,11 +48,9 @@ class LoopNest:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Return the members in order."""
         return tuple(self.members)
 
     def index(self, place: int) -> Extent:
-        """Return the loop variable of an axis."""
         return named(f"{self.name}_{place}", self.sizes[place])
 
     def axes(self, role: Role) -> tuple[int, ...]:
@@ -189,31 +187,27 @@ def stripped(node: Node, *, apart: bool = False) -> tuple[Node, Index]:
     """
     places: Index = axes_of(node.shape)
     names = {f"#{k}" for k in range(len(places))}
-    fits = _is_apart if apart and len(places) > 1 else _is_even
+
+    def fits(place: Extent) -> bool:
+        if apart and len(names) > 1:
+            return _is_apart(place, names)
+        return all(place.factor_of(name) is not None for name in names & place.names)
+
     while True:
-        if isinstance(node, Map) and node.op in ("cast", "copy") and _is_same(node, node.args[0]):
-            node = node.args[0]
-            continue
-        if not isinstance(node, View):
+        if isinstance(node, Map) and node.op in ("cast", "copy"):
+            arg = node.args[0]  # a cast to bf16 rounds what a product reads; one from it does not
+            if arg.dtype != node.dtype and (arg.dtype, node.dtype) != ("bfloat16", "float32"):
+                break
+            node = arg
+        elif isinstance(node, View):
+            moved = own_axes(places)
+            own = [one.replace(moved) for one in node.places if isinstance(one, Extent)]
+            if len(own) != len(node.places) or not all(map(fits, own)):
+                break
+            node, places = node.arg, tuple(own)
+        else:
             break
-        own = [place for place in node.places if isinstance(place, Extent)]
-        if len(own) != len(node.places):
-            break
-        moved = own_axes(places)
-        following = tuple(place.replace(moved) for place in own)
-        if not all(fits(place, names) for place in following):
-            break
-        node, places = node.arg, following
     return node, places
-
-
-def _is_same(node: Node, arg: Node) -> bool:
-    """Return whether a cast changes nothing; one to bf16 rounds what a product reads."""
-    return node.dtype == arg.dtype or (node.dtype, arg.dtype) == ("float32", "bfloat16")
-
-
-def _is_even(place: Extent, names: set[str]) -> bool:
-    return all(place.factor_of(name) is not None for name in names & place.names)
 
 
 def _is_apart(place: Extent, names: set[str]) -> bool:
@@ -320,7 +314,8 @@ def _roles(nest: LoopNest, node: Node) -> Iterator[tuple[Role, frozenset[int] | 
     if isinstance(node, Fold):
         if dense(node.arg.shape) != nest.sizes:
             return
-        reduced = _dense_axes(node)
+        shape = node.arg.shape
+        reduced = frozenset(_dense_place(shape, axis) for axis in node.axes if shape[axis] != ONE)
         if len(reduced) == len(nest.sizes):
             yield "whole fold", nest.inner
             return
@@ -363,11 +358,6 @@ def _groups(nest: Sequence[Extent], sizes: Sequence[Extent]) -> bool:
 
 def _dense_place(shape: Sequence[Extent], place: int) -> int:
     return sum(size != ONE for size in shape[:place])
-
-
-def _dense_axes(node: Fold) -> frozenset[int]:
-    shape = node.arg.shape
-    return frozenset(_dense_place(shape, axis) for axis in node.axes if shape[axis] != ONE)
 
 
 def _aligned(nest: LoopNest, node: Node, role: Role, kept: set[Node]) -> bool:

@@ -42,8 +42,6 @@ MASKED_NUMBERS: Final = {"zero": 0.0, "-inf": -math.inf}
 
 
 class NestWriter(NestAxes):
-    """Writes one nest."""
-
     def __init__(
         self,
         nest: LoopNest,
@@ -87,7 +85,6 @@ class NestWriter(NestAxes):
     # --- text
 
     def write(self) -> list[str]:
-        """Return the nest's lines."""
         evaluator = self.evaluator
         evaluator.local = {
             node for node, role in self.nest.members.items() if role in ("element", "part", "row")

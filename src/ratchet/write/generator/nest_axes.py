@@ -117,7 +117,6 @@ class NestAxes:
                     return
 
     def like(self, other: NestAxes) -> None:
-        """Take over another writer's loop variables."""
         self.merged, self.variables = other.merged, other.variables
         self.partner, self.is_group = other.partner, other.is_group
 

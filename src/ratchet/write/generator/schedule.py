@@ -39,8 +39,6 @@ class _Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices(_Read):
-    """A schedule in C++."""
-
     fuse: bool = _choice("all", "none", read=_is("all"))
     """Nodes that fit share loop nests."""
     grain: int = _choice("2048", "8192", "32768", "131072")
@@ -82,8 +80,6 @@ class Choices(_Read):
 
 @dataclass(frozen=True, kw_only=True)
 class TileChoices(_Read):
-    """A schedule in Triton."""
-
     fuse: bool = _choice("all", "none", read=_is("all"))
     """Nodes that fit share kernels."""
     block: int = _choice("1024", "512", "2048", "4096", "8192")

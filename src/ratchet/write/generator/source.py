@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
 
+from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.write.form.extent import ONE, ZERO, Extent, named, product_of
 from ratchet.write.form.form import (
     REALS,
@@ -18,22 +18,19 @@ from ratchet.write.form.form import (
     Matmul,
     Node,
     Scatter,
-    Shape,
     Source,
+    Tensor,
     UnsupportedOp,
     ordered,
 )
-from ratchet.write.generator.chains import Chain, chained, epilogue_of
+from ratchet.write.generator.chains import Chain, chained, epilogue_of, reads
 from ratchet.write.generator.evaluate import STORED, Buffer, Evaluator, Scratch
 from ratchet.write.generator.fusion import (
     FusionPlan,
     LoopNest,
     Stage,
-    own_reads,
     passes_of,
-    place_over,
     planned,
-    reads_of,
 )
 from ratchet.write.generator.loops import NestWriter
 from ratchet.write.generator.schedule import Choices
@@ -60,21 +57,10 @@ def parts_of(paths: Sequence[Path], mark: str, used: Iterable[str], where: str =
 
     for name in used:
         want(name)
-    return [_as_torch(parts[name][1]) for name in parts if name in wanted]
-
-
-def _as_torch(text: str) -> str:
-    """Write into a part what depends on the torch that runs.
-
-    Beyond 464, e4m3 has NaN in torch 2.11 and 2.12, and its largest number, 448, in 2.13.
-    """
-    return text.replace("E4M3_BEYOND", hex(_e4m3_beyond())) if "E4M3_BEYOND" in text else text
-
-
-@functools.cache
-def _e4m3_beyond() -> int:
-    """Return torch's e4m3 code of a number beyond its largest."""
-    return int(torch.tensor(1e4).to(torch.float8_e4m3fn).view(torch.uint8))
+    # Beyond 464, e4m3 has NaN in torch 2.11 and 2.12, and its largest number, 448, in 2.13.
+    beyond = hex(int(torch.tensor(1e4).to(torch.float8_e4m3fn).view(torch.uint8)))
+    texts = (part for name, (_, part) in parts.items() if name in wanted)
+    return [text.replace("E4M3_BEYOND", beyond) for text in texts]
 
 
 @functools.cache
@@ -93,14 +79,6 @@ COPIED_ALONE: Final = 1 << 15
 _HERE: Final = Path(__file__).parent
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceText:
-    """The text of one form's functions, and the parts of the prelude that they use."""
-
-    text: str
-    used: frozenset[str]
-
-
 def source_of(forms: Sequence[LoopForm], choices: Choices, entry: str) -> str:
     """Return C++ that takes the inputs of any of the forms.
 
@@ -114,9 +92,9 @@ def source_of(forms: Sequence[LoopForm], choices: Choices, entry: str) -> str:
         plan = planned(form, fuse=choices.fuse, apart=choices.factors == "read")
         for kind in ("dense", "strided"):
             name = f"{kind}_{number}"
-            written = FormWriter(form, plan, choices, strided=kind == "strided").write(name)
-            parts.append(written.text)
-            used |= written.used
+            text, own = FormWriter(form, plan, choices, strided=kind == "strided").write(name)
+            parts.append(text)
+            used |= own
         calls.append(
             f"if (fits_{number}(t, count, scalars, scalar_count)) "
             f"return (all_dense ? dense_{number} : strided_{number})(t);"
@@ -124,13 +102,12 @@ def source_of(forms: Sequence[LoopForm], choices: Choices, entry: str) -> str:
         parts.append(_fits(form, number))
     body = "\n    ".join(calls)
     unrolled = ', "unroll-loops"' if choices.unroll else ""
-    options = f'#pragma GCC optimize("no-trapping-math"{unrolled})'
-    target = f'#pragma GCC target("prefer-vector-width={choices.width}")'
-    head = ["#if defined(__GNUC__) && !defined(__clang__)", options, "#if defined(__AVX512F__)"]
     return "\n".join(
         [
-            *head,
-            target,
+            "#if defined(__GNUC__) && !defined(__clang__)",
+            f'#pragma GCC optimize("no-trapping-math"{unrolled})',
+            "#if defined(__AVX512F__)",
+            f'#pragma GCC target("prefer-vector-width={choices.width}")',
             "#endif",
             "#endif",
             *(choices.blocks if "gemm" in used else ()),
@@ -183,29 +160,24 @@ def _fits(form: LoopForm, number: int) -> str:
     lines.append(f"    if (count != {tensors} || scalar_count < {len(form.scalars)}) return false;")
     for place, scalar in enumerate(form.scalars):
         lines.append(f"    if (scalars[{place}] != {scalar!r}) return false;")
-    for place, tensor in enumerate(form.inputs):
-        lines.append(
-            f"    if (t[{place}].ndim != {len(tensor.shape)} || t[{place}].dtype != "
-            f"{_code(tensor.dtype)}) return false;"
-        )
+
+    def rank(slot: int, one: Tensor | Node) -> str:
+        own = f"t[{slot}].ndim != {len(one.shape)} || t[{slot}].dtype != {DTYPE_CODES[one.dtype]}"
+        return f"    if ({own}) return false;"
+
+    def sizes(slot: int, one: Tensor | Node) -> list[str]:
+        return [
+            f"    if (t[{slot}].size[{dim}] != {size.text}) return false;"
+            for dim, size in enumerate(one.shape)
+        ]
+
+    lines += [rank(place, tensor) for place, tensor in enumerate(form.inputs)]
     lines += [f"    {line}" for line in _bindings(form)]
     for place, tensor in enumerate(form.inputs):
-        for dim, size in enumerate(tensor.shape):
-            lines.append(f"    if (t[{place}].size[{dim}] != {size.text}) return false;")
+        lines += sizes(place, tensor)
     for node, slot in zip(form.outputs, form.slots, strict=True):
-        lines.append(
-            f"    if (t[{slot}].ndim != {len(node.shape)} || t[{slot}].dtype != "
-            f"{_code(node.dtype)}) return false;"
-        )
-        for dim, size in enumerate(node.shape):
-            lines.append(f"    if (t[{slot}].size[{dim}] != {size.text}) return false;")
+        lines += [rank(slot, node), *sizes(slot, node)]
     return "\n".join([*lines, "    return true;", "}"])
-
-
-def _code(dtype: str) -> int:
-    from ratchet.judge.kernels.abi import DTYPE_CODES
-
-    return DTYPE_CODES[dtype]
 
 
 def _bindings(form: LoopForm) -> list[str]:
@@ -240,8 +212,8 @@ class FormWriter:
         """Memory for the float32 sums of products that are stored in bf16."""
         self._place_buffers()
 
-    def write(self, name: str) -> SourceText:
-        """Return the function's text."""
+    def write(self, name: str) -> tuple[str, set[str]]:
+        """Return the function's text, and the parts of the prelude that it uses."""
         evaluator = Evaluator(self.buffers, reciprocal=self.choices.reciprocal)
         lines: list[str] = []
         for chain in self.chains:
@@ -250,8 +222,7 @@ class FormWriter:
             lines += _copied(source, target, evaluator)
         head = [f"static int64_t {name}(const ratchet_tensor* t) {{", *_bindings(self.form)]
         start = [*head, *self.declared, *self._memory(), *self.tables]
-        body = [*start, *lines, "return RATCHET_DONE;", "}"]
-        return SourceText(text=_indented(body), used=frozenset(evaluator.used))
+        return _indented([*start, *lines, "return RATCHET_DONE;", "}"]), evaluator.used
 
     def _epilogues(self) -> dict[Stage, tuple[LoopNest, ...]]:
         """Return the nests that products compute, by the products' stages."""
@@ -273,14 +244,13 @@ class FormWriter:
     def _place_buffers(self) -> None:
         for node in ordered(self.plan.outputs):
             if isinstance(node, Source):
-                self._tensor(node, f"x{node.place}", node.place, "const ")
+                self.buffers[node] = self._declare(node, f"x{node.place}", node.place, "const ")
         for output, slot in zip(self.plan.outputs, self.form.slots, strict=True):
             if slot < len(self.form.inputs) and not self._safe(output, slot):
                 self._scratch_for(output)
-                target = self._declare(f"y{slot}", slot, output.shape, output.dtype, "")
-                self.copied.append((self.buffers[output], target))
+                self.copied.append((self.buffers[output], self._declare(output, f"y{slot}", slot)))
             else:
-                self._tensor(output, f"y{slot}", slot, "")
+                self.buffers[output] = self._declare(output, f"y{slot}", slot)
         for node in ordered(self.plan.outputs):
             if node in self.plan.kept and node not in self.buffers:
                 self._scratch_for(node)
@@ -296,19 +266,16 @@ class FormWriter:
         narrow = {one for one in factors if one.dtype == "bfloat16"}
         return {one for one in narrow if not isinstance(one, Scatter | Fold)}
 
-    def _tensor(self, node: Node, name: str, slot: int, const: str) -> None:
-        self.buffers[node] = self._declare(name, slot, node.shape, node.dtype, const)
-
-    def _declare(self, name: str, slot: int, shape: Shape, dtype: str, const: str) -> Buffer:
-        kind = STORED[dtype]
+    def _declare(self, node: Node, name: str, slot: int, const: str = "") -> Buffer:
+        kind = STORED[node.dtype]
         restrict = "" if slot in self.form.slots and slot < len(self.form.inputs) else " __restrict"
         self.declared.append(f"{const}{kind}*{restrict} {name} = ({const}{kind}*)t[{slot}].data;")
         if self.strided:
             self.declared += [
                 f"const int64_t {name}_s{dim} = t[{slot}].stride[{dim}];"
-                for dim in range(len(shape))
+                for dim in range(len(node.shape))
             ]
-        return Buffer(name=name, dtype=dtype, shape=shape, strided=self.strided)
+        return Buffer(name=name, dtype=node.dtype, shape=node.shape, strided=self.strided)
 
     def _scratch_for(self, node: Node) -> None:
         name = f"b{len(self.buffers)}"
@@ -348,7 +315,7 @@ class FormWriter:
             if place < home:
                 continue
             for node in stage.nodes:
-                for one, index in self._reads_in(stage, node):
+                for one, index in reads(stage, node, self.plan.kept):
                     if not (isinstance(one, Source) and one.place == slot):
                         continue
                     if place != home:
@@ -359,11 +326,6 @@ class FormWriter:
                     elif not self._same_place(stage, node, output, index):
                         return False
         return True
-
-    def _reads_in(self, stage: Stage, node: Node) -> list[tuple[Node, tuple[Extent, ...]]]:
-        if isinstance(stage, LoopNest):
-            return reads_of(node, place_over(stage, node, stage.members[node]), self.plan.kept)
-        return own_reads(node, self.plan.kept)
 
     def _same_place(
         self, stage: Stage, node: Node, output: Node, index: tuple[Extent, ...]
@@ -444,20 +406,21 @@ class FormWriter:
         if not self.strided:
             first.merge(evaluator.addresses, evaluator.indices)
         keeps: list[tuple[Node, tuple[Extent, ...]]] = []
+
+        def next_writer(scratch: Scratch) -> NestWriter:
+            made = writer(scratch)
+            made.like(first)
+            made.keeps = keeps
+            return made
+
         if self.choices.keep != "none":
-            trial = writer(Scratch())
-            trial.like(first)
+            trial = next_writer(Scratch())
             trial.write()
-            found = trial.candidates(self.choices.keep)
-            again = writer(Scratch())
-            again.like(first)
-            again.keeps = found
+            keeps = trial.candidates(self.choices.keep)
+            again = next_writer(Scratch())
             again.write()
-            keeps = [key for key in found if key in again.loaded]
-        last = writer(self.scratch)
-        last.like(first)
-        last.keeps = keeps
-        return last.write()
+            keeps = [key for key in keeps if key in again.loaded]
+        return next_writer(self.scratch).write()
 
 
 def _padded(count: str) -> str:

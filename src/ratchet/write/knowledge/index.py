@@ -73,8 +73,6 @@ class IndexedDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Added:
-    """A document that was indexed."""
-
     path: str
     passages: int
     change: str
@@ -417,7 +415,6 @@ PASSAGES = tuple(map(Column, ("title", "path", "place", "text", "score", "source
 
 
 def change_report(change: Added | LeftOut) -> ResultReport:
-    """Describe what became of one path."""
     if isinstance(change, LeftOut):
         return _lines(f"left out   {change.path}: {change.why}")
     return _lines(f"{change.change:<10} {change.path} ({counted(change.passages, 'passage')})")
@@ -431,7 +428,6 @@ def added_report(changes: Sequence[Added | LeftOut], place: str) -> ResultReport
 
 
 def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, object]:
-    """Return what was added and left out as plain data."""
     return {
         "index": place,
         "indexed": [one for one in changes if isinstance(one, Added)],
@@ -440,7 +436,6 @@ def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, 
 
 
 def documents_report(documents: Sequence[IndexedDocument], place: str) -> ResultReport:
-    """Return one line for each document."""
     lines = [
         f"{one.kind:<8}  {counted(one.passages, 'passage'):>13}  "
         f"{show_bytes(one.size_bytes):>9}  {one.path}"
@@ -450,7 +445,6 @@ def documents_report(documents: Sequence[IndexedDocument], place: str) -> Result
 
 
 def documents_document(documents: Sequence[IndexedDocument], place: str) -> dict[str, object]:
-    """Return the documents as plain data."""
     return {"index": place, "documents": records(ResultTable(DOCUMENTS, documents))}
 
 
@@ -463,12 +457,10 @@ def passages_report(passages: Sequence[Passage], query: str) -> ResultReport:
 
 
 def passages_document(passages: Sequence[Passage], query: str) -> dict[str, object]:
-    """Return the passages that were found as plain data."""
     return {"query": query, "passages": records(ResultTable(PASSAGES, passages))}
 
 
 def removed_report(removed: Sequence[str]) -> ResultReport:
-    """Return one line for each document that was removed."""
     return _lines(*(f"removed {one}" for one in removed))
 
 

@@ -32,7 +32,6 @@ class Passage:
     """A piece of a document with its source."""
 
     title: str
-    """The document's title."""
     path: str
     place: str
     """Heading, page or function; empty for plain text."""

@@ -68,7 +68,6 @@ class ScreeningBench:
         self._recall()
 
     def outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
-        """Return an outcome for each candidate; see `Bench.outcomes`."""
         return self._thread.submit(self._outcomes, task, candidates).result()
 
     def in_full(self, task: LearnTask, kernel: Kernel) -> str:

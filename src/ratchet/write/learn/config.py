@@ -200,7 +200,6 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         return [(one, str(value)) for one, value in values if one not in left_out]
 
     def changed(self, **values: object) -> LearnConfig:
-        """Return a copy with other values."""
         return msgspec.structs.replace(self, **values)
 
 
@@ -248,7 +247,6 @@ class LearnSetting:
 
 @functools.cache
 def settings() -> Mapping[str, LearnSetting]:
-    """Return the fields of LearnConfig by name."""
     hints = get_type_hints(LearnConfig, include_extras=True)
     defaults = zip(LearnConfig.__struct_fields__, LearnConfig.__struct_defaults__, strict=True)
     return {name: _setting(name, hints[name], default) for name, default in defaults}
@@ -272,7 +270,6 @@ def check_range(fine: bool, name: str, value: object, rule: str) -> None:
 
 
 def write_config(folder: Path, config: LearnConfig) -> None:
-    """Keep a run's config in its folder."""
     from ratchet.base.files import write_whole
 
     write_whole(folder / "config.learn.json", encoded(config, indent=2))

@@ -142,7 +142,6 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     answer: str
     kernel: str
-    """Hash of the kernel."""
     weight: int = 1
     """Its weight beside the other answers to its problem."""
     worth: float = 1.0

@@ -166,7 +166,6 @@ def policy_drawer(
 
 
 def random_drawer(task: LearnTask, count: int, seed: int) -> list[Proposal | None]:
-    """Return `count` random schedules."""
     source = random.Random(f"{seed} random {task.key}")
     drawn = [task.space.draw(source) for _ in range(count)]
     return [Proposal(kernel=task.space.kernel(one), author=AUTHOR, schedule=one) for one in drawn]

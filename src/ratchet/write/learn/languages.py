@@ -92,7 +92,6 @@ def choice_words() -> list[str]:
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Return a schedule as an answer."""
     return "".join(f"{name}={value};" for name, value in sorted(schedule))
 
 
@@ -138,7 +137,6 @@ class ScheduleLanguage(AnswerLanguage):
         return f"{TASK} {blurred(summary, share, source)}\n{ANSWER}"
 
     def read(self, task: LearnTask, answer: str) -> Proposal | str:
-        """Return the kernel that the generator writes from an answer."""
         schedule = read_schedule(answer, task.space.options)
         if isinstance(schedule, str):
             return schedule
@@ -214,7 +212,6 @@ def agent_messages(
 
 
 def language_of(answers: str, language: str) -> AnswerLanguage:
-    """Return the language that a config names."""
     return ScheduleLanguage() if answers == "schedule" else SourceLanguage(language)
 
 

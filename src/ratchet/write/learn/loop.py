@@ -99,8 +99,6 @@ Show = Callable[[LearnReport, str], None]
 
 @dataclass(slots=True)
 class Loop:
-    """A loop of rounds, and its state."""
-
     config: LearnConfig
     options: LoopOptions
     court: Court
@@ -131,7 +129,6 @@ class Loop:
         return self._before_s + time.monotonic() - self._began
 
     def run(self) -> LearnReport:
-        """Run the rounds that are left; return the report."""
         self._restore()
         self._rollouts = open_rollouts(self.config)
         self._bench = open_bench(self.court, self.config)
@@ -158,7 +155,6 @@ class Loop:
         return self.report(running=False)
 
     def report(self, *, running: bool) -> LearnReport:
-        """Return the report so far."""
         return LearnReport(
             title="learn loop",
             command=self.options.command,

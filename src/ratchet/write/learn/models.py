@@ -51,15 +51,12 @@ class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """A model, its tokenizer and its card."""
-
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerFast
     card: PolicyCard
 
     @property
     def device(self) -> torch.device:
-        """Return where the model's weights are."""
         found: torch.device = next(self.model.parameters()).device
         return found
 
@@ -306,5 +303,4 @@ def read_card(folder: Path) -> PolicyCard:
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """Return the number of a model's weights."""
     return sum(one.numel() for one in model.parameters())

@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 
 
 class Pretraining(Objective):
-    """Predict the next token of text."""
-
     stage = "pretrain"
     least = 20
 
@@ -61,7 +59,6 @@ class Pretraining(Objective):
         self._text, self._config = text, config
 
     def work(self, model: PreTrainedModel, step: int) -> StepWork:
-        """Return a batch of windows."""
         batch = self._text.batch(self._config.batch, seed=self._config.seed, step=step)
         return StepWork(tokens=batch.numel(), loss=lambda: text_loss(model, batch))
 
@@ -105,7 +102,6 @@ class Imitation(Objective):
             raise LearnError("the corpus has no example: run ratchet learn corpus again")
 
     def work(self, model: PreTrainedModel, step: int) -> StepWork:
-        """Return a batch of examples."""
         source = random.Random(f"{self._config.seed} sft {step}")
         problems = list(self._rows.values())
         drawn = [source.choice(source.choice(problems)) for _ in range(self._config.batch)]
@@ -203,8 +199,6 @@ class Draft:
 
 
 class Reinforcement(Objective):
-    """The objective of GRPO."""
-
     stage = "grpo"
     least = 1
 
@@ -299,7 +293,6 @@ class Reinforcement(Objective):
         }
 
     def restore(self, state: dict[str, Json]) -> None:
-        """Take back what `state` returned."""
         self.dead, self.resampled, self.answers, self.invalid, self._since_reward = state["counts"]
         self._means, self.alarms = list(state["means"]), list(state["alarms"])
 

@@ -71,7 +71,6 @@ class DrawRequest:
 def sample(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, request: DrawRequest
 ) -> list[Sampled]:
-    """Return the answers to a request, drawn with transformers."""
     temperature = request.temperature
     ids = tokenizer(request.prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
     place = next(policy.parameters()).device
@@ -279,7 +278,6 @@ class VllmRollouts(Rollouts):
         return found
 
     def close(self) -> None:
-        """Free the engine and its memory."""
         if self._engine is None:
             return
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory

@@ -45,13 +45,11 @@ class LearnReport(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     config: list[tuple[str, str]]
     curves: dict[str, list[dict[str, float | str]]]
-    """Each stage's steps."""
     rounds: tuple[RoundRow, ...] = ()
     figures: list[tuple[str, str]] = []
     notes: tuple[str, ...] = ()
     device: dict[str, object] = {}
     policy: str = ""
-    """Folder of the policy."""
 
 
 Render = Callable[[LearnReport], str]
@@ -103,12 +101,10 @@ ROUNDS: Final = (
 
 
 def render_learn_page(report: LearnReport) -> str:
-    """Return a run's page as HTML."""
     return render_page(learn_report(report, {}))
 
 
 def learn_report(report: LearnReport, paths: Mapping[str, str]) -> m.ResultReport:
-    """Describe a run, and the files that it wrote."""
     running = f"The run goes on; this page reloads every {RELOAD_S} seconds."
     plots = [
         m.section(f"{title} · {stage}", m.Figure("plot", plot, f"{title} of {stage}", "curves"))

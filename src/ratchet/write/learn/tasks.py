@@ -40,11 +40,9 @@ class LearnTask:
     family: str
     space: GeneratedSpace
     key: str
-    """The problem's hash."""
 
     @property
     def name(self) -> str:
-        """Return the problem's name."""
         return self.problem.name
 
 
@@ -196,8 +194,6 @@ def _form_of(forms: Sequence[LoopForm], case: Case) -> LoopForm:
 
 
 class _Sizes:
-    """A form's sizes at a case."""
-
     def __init__(self, form: LoopForm, case: Case) -> None:
         self._names = {
             name: whole(case.inputs[place].shape[dim] // factor)

@@ -117,7 +117,6 @@ class BaseMemory:
         self._loss, _ = _read(self._base, self._windows)
 
     def measure(self, model: PreTrainedModel) -> Retained:
-        """Compare a model with the base model."""
         now = _predicted(model, self._windows)
         loss, completed = _read(now, self._windows)
         divergence = float((self._base.exp() * (self._base - now)).sum(-1).mean())
@@ -234,7 +233,6 @@ class Curve:
         self._write("".join(json.dumps(one) + "\n" for one in self.rows), "w")
 
     def add(self, row: Row) -> None:
-        """Append one step."""
         self.rows.append(row)
         self._write(json.dumps(row) + "\n", "a")
 
@@ -477,7 +475,6 @@ def _step(
     text: TextWindows | None,
     debt: ReplayDebt,
 ) -> dict[str, float]:
-    """Carry out one step; return its figures."""
     work = objective.work(model, step)
     if work is None:
         return {}

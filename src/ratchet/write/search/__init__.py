@@ -41,7 +41,6 @@ class Example:
     """A schedule that was timed on a problem."""
 
     problem: str
-    """The problem's hash."""
     features: tuple[float, ...]
     time_s: float
 
@@ -117,7 +116,6 @@ class Earlier:
     """A schedule that an earlier run timed."""
 
     problem: str
-    """The problem's hash."""
     kernel: str
     schedule: Schedule
     features: tuple[float, ...]

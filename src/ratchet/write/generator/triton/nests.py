@@ -46,7 +46,6 @@ class KernelText:
 
     @property
     def given(self) -> list[str]:
-        """Return the names that the lines speak of."""
         found = words(self.lines)
         return [name for name in self.names if name in found]
 
@@ -56,7 +55,6 @@ class KernelText:
         return "\n".join([head, *(f"    {line}" for line in self.lines)])
 
     def passed(self, more: str) -> str:
-        """Return the arguments of a launch."""
         return ", ".join([*self.given, more])
 
 
@@ -65,7 +63,6 @@ def words(lines: Sequence[str]) -> set[str]:
 
 
 def indented(lines: Sequence[str]) -> list[str]:
-    """Return lines one level deeper."""
     return [f"    {line}" for line in lines]
 
 
@@ -111,7 +108,6 @@ class TileNest:
         self._totals: list[tuple[Fold, Role, str]] = []
 
     def _split(self, roles: set[Role], by_columns: frozenset[str]) -> tuple[list[int], list[int]]:
-        """Return the axes of rows and of columns."""
         every = list(range(len(self.nest.sizes)))
         if self.rowwise or "column fold" in roles:
             inner = self.nest.inner or frozenset()

@@ -67,8 +67,6 @@ def rendered(extent: Extent, *, host: bool = False) -> str:
 
 
 class TileEvaluator(NestedScopes):
-    """Writes the values of nodes as temporaries of Triton."""
-
     def __init__(self, buffers: Mapping[Node, Buffer]) -> None:
         super().__init__(buffers)
         self.tags: dict[str, Tags] = {}
@@ -147,7 +145,6 @@ class TileEvaluator(NestedScopes):
         )
 
     def load(self, buffer: Buffer, index: Index) -> str:
-        """Return a temporary with an element of a buffer."""
         address = buffer.address(index)
         needs = address.names | set(self.guards)
         place, mask = self.place(buffer, address, self.tags_of(needs), self.guards)
@@ -179,7 +176,6 @@ class TileEvaluator(NestedScopes):
         return f"tl.store({place}, {self.rounded(buffer.dtype, value)}{masked})"
 
     def rounded(self, dtype: str, value: str) -> str:
-        """Return a value as it is stored."""
         value = self.operand(value, class_of(dtype))
         if dtype.startswith("float8"):
             return f"{self.call('to_' + CODES[dtype])}({value})"
@@ -237,7 +233,6 @@ class TileFolding:
 
     @property
     def torch_type(self) -> str:
-        """Return torch's name of the accumulator's dtype."""
         return self.type.removeprefix("tl.")
 
     @property
@@ -261,7 +256,6 @@ class TileFolding:
         return f"tl.where({mask}, {value}, {neutral})"
 
     def joined(self, one: str, other: str) -> str:
-        """Return two values taken together."""
         if self.op.sign:
             return f"{one} {self.op.sign} {other}"
         return self._filled(MAPS[self.op.name].triton_text(whole=self._is_whole), one, other)
