@@ -27,12 +27,10 @@ from ratchet.write.agent.brief import (
 from ratchet.write.agent.strategy import (
     DIRECTIONS,
     Assignment,
-    Beam,
-    Evolve,
     Kind,
     Planner,
     Population,
-    make_strategy,
+    StrategyName,
 )
 from ratchet.write.author import Progress, Proposal
 from ratchet.write.knowledge import Passage
@@ -210,13 +208,13 @@ def test_a_population_holds_each_kernel_once_the_best_first() -> None:
     assert Population.of(progress, "triton").best == ()
 
 
-def planner(language: Language = "cpp") -> Planner:
-    return Planner(language=language, own=set())
+def planner(language: Language = "cpp", strategy: StrategyName = "beam") -> Planner:
+    return Planner(language=language, own=set(), strategy=strategy)
 
 
 def test_a_beam_improves_the_fastest_in_several_directions() -> None:
     population = Population.of(progress_of(*[fine(1.0)] * 6), "cpp")
-    plan = Beam(planner()).plan(population, 6, random.Random(1))
+    plan = planner().plan(population, 6, random.Random(1))
     assert [one.kind for one in plan] == ["improve"] * 6
     ratios = [one.parents[0].ratio for one in plan]
     assert ratios == [one.ratio for one in population.best[:3]] * 2
@@ -225,7 +223,7 @@ def test_a_beam_improves_the_fastest_in_several_directions() -> None:
 
 def test_evolution_breeds_the_faster_more_often() -> None:
     population = Population.of(progress_of(*[fine(1.0)] * 10), "cpp")
-    strategy, source_ = Evolve(planner()), random.Random(2)
+    strategy, source_ = planner(strategy="evolve"), random.Random(2)
     plans = [one for _ in range(60) for one in strategy.plan(population, 5, source_)]
     kinds = [one.kind for one in plans]
     assert {"draft", "cross", "mutate"} == set(kinds)
@@ -240,9 +238,8 @@ def test_only_own_failures_are_repaired_and_not_more_than_half_of_a_turn() -> No
     progress = progress_of(fine(1.0), *[wrong("off")] * 4)
     population = Population.of(progress, "cpp")
     mine = planner()
-    assert all(one.kind != "fix" for one in Beam(mine).plan(population, 4, random.Random(3)))
+    assert all(one.kind != "fix" for one in mine.plan(population, 4, random.Random(3)))
     mine.own |= population.hashes
-    kinds = [one.kind for one in Beam(mine).plan(population, 4, random.Random(3))]
+    kinds = [one.kind for one in mine.plan(population, 4, random.Random(3))]
     assert kinds == ["fix", "fix", "improve", "improve"]
     assert DIRECTIONS.keys() == set(LANGUAGES)
-    assert isinstance(make_strategy("evolve", mine), Evolve)

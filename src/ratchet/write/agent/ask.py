@@ -60,14 +60,22 @@ HEARD: Final = frozenset((*MODELS_FAULT, "too_long"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChatRequest:
+class Prompt:
+    """The messages of one sample."""
+
     messages: tuple[Message, ...]
-    most_tokens: int
-    temperature: float
-    time_limit_s: float
     problem_hash: str
     turn: int
     sample: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatRequest(Prompt):
+    """One attempt to have a prompt answered."""
+
+    most_tokens: int
+    temperature: float
+    time_limit_s: float
     attempt: int
 
 
@@ -179,16 +187,12 @@ class Purse:
             return granted
 
     def settle(self, prompt_tokens: int, granted: int, usage: Usage) -> None:
-        """Replace what was set aside by what was used."""
+        """Replace what was set aside, nothing for an earlier process's answer, by what was used."""
         with self._lock:
             self._held_tokens -= prompt_tokens + granted
             self._held_usd -= self.budget.usd_of(prompt_tokens, granted)
-            self._spend(usage)
-
-    def spend(self, usage: Usage) -> None:
-        """Count an answer of an earlier process of this run."""
-        with self._lock:
-            self._spend(usage)
+            self.tokens += usage.tokens
+            self.usd += usage.usd
 
     def spent(self, prompt_tokens: int = 0) -> str:
         """Return which limit is reached, as a word; empty while a prompt has room for an answer."""
@@ -200,10 +204,6 @@ class Purse:
             left = (self.budget.tokens or 0) - self.tokens - self._held_tokens - prompt_tokens
             by_tokens = self.budget.tokens is not None and left < LEAST_COMPLETION_TOKENS
             return "tokens" if by_tokens else "money"
-
-    def _spend(self, usage: Usage) -> None:
-        self.tokens += usage.tokens
-        self.usd += usage.usd
 
     def _room(self, prompt_tokens: int) -> int:
         """Return the completion tokens that fit beside a prompt."""
@@ -239,14 +239,6 @@ class AskTerms:
     """For one answer."""
     first_wait_s: float = FIRST_WAIT_S
     """Before the second attempt, doubled for each later one, unless the endpoint says how long."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prompt:
-    messages: tuple[Message, ...]
-    problem_hash: str
-    turn: int
-    sample: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -372,13 +364,16 @@ class Asker:
 
         threading.Thread(target=work, daemon=True).start()
         limit_s = min(question.time_limit_s + GRACE_S, self._purse.left_s)
+        prompt = sum(estimate_tokens(one.content) for one in question.messages)
         try:
             reply = found.get(timeout=min(max(limit_s, 0.0), threading.TIMEOUT_MAX))
         except queue.Empty:
             return Reply(
                 status="timed_out",
                 reason=f"no whole answer within {question.time_limit_s:.0f} s",
-                usage=_estimated(question),
+                usage=Usage(
+                    prompt_tokens=prompt, completion_tokens=question.most_tokens, estimated=True
+                ),
             )
         if isinstance(reply, Exception):
             raise reply
@@ -391,8 +386,3 @@ class Asker:
         if reply.retry_after_s is not None:
             return reply.retry_after_s
         return min(self._terms.first_wait_s * 2.0**number, MOST_WAIT_S) * random.uniform(0.75, 1.25)
-
-
-def _estimated(question: ChatRequest) -> Usage:
-    prompt = sum(estimate_tokens(one.content) for one in question.messages)
-    return Usage(prompt_tokens=prompt, completion_tokens=question.most_tokens, estimated=True)

@@ -79,7 +79,7 @@ class AgentAuthor:
         if self._replay is None:
             for exchange in context.book.of_run(context.run):  # before this process
                 self._reached = self._reached or exchange.status in HEARD
-                purse.spend(exchange.usage)
+                purse.settle(0, 0, exchange.usage)
 
     @property
     def name(self) -> str:

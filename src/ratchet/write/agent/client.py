@@ -22,7 +22,6 @@ from ratchet.base.ledger.books import Exchange, Usage
 from ratchet.write.agent.ask import ChatRequest, Reply, Status, estimate_tokens
 
 if TYPE_CHECKING:
-    import openai
     from openai import OpenAI
 
 
@@ -299,7 +298,9 @@ class OpenAIClient:
         except openai.APIConnectionError as error:
             status, reason = _lost(text, _first_cause(error))
         except openai.APIStatusError as error:
-            said = _message(error.body) or error.message
+            body = error.body  # in OpenAI's form or as plain text
+            said = str(body.get("message") or "") if isinstance(body, Mapping) else body
+            said = said if said and isinstance(said, str) else error.message
             if 300 <= error.status_code < 400:
                 said = f"a redirect to {error.response.headers.get('location', 'nowhere')}"
             status, reason = _status_of(error.status_code, error.code, said)
@@ -315,12 +316,14 @@ class OpenAIClient:
         return replace(text.reply(), status=status, reason=reason, retry_after_s=wish)
 
     def _request(self, question: ChatRequest, left_s: float) -> dict[str, Json]:
+        import openai
+
         wait_s = max(0.1, min(SILENCE_LIMIT_S, left_s))
         request: dict[str, Json] = {
             "model": self.model,
             "messages": [{"role": one.role, "content": one.content} for one in question.messages],
             "stream": True,
-            "timeout": _timeout(wait_s),
+            "timeout": openai.Timeout(wait_s, connect=min(CONNECT_LIMIT_S, wait_s)),
         }
         options: dict[str, Json] = {
             "stream_options": {"include_usage": True},
@@ -381,13 +384,6 @@ def _status_of(code: int, kind: object, message: object) -> tuple[Status, str]:
     return "rejected", said
 
 
-def _message(body: object) -> str:
-    """Return the message of an error's body, in OpenAI's form or as plain text."""
-    if isinstance(body, Mapping):
-        return str(body.get("message") or "")
-    return body if isinstance(body, str) else ""
-
-
 def _retry_after(value: str | None) -> float | None:
     """Return the seconds of a Retry-After header: a number or a date."""
     if value is None:
@@ -403,28 +399,16 @@ def _retry_after(value: str | None) -> float | None:
         return None
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__ or found.__context__
-
-
 def _first_cause(error: BaseException) -> str:
     """Return the innermost error's words: `Connection refused`."""
-    *_, last = _causes(error)
-    return str(last) or type(last).__name__
+    while (deeper := error.__cause__ or error.__context__) is not None:
+        error = deeper
+    return str(error) or type(error).__name__
 
 
 def _storable(text: str) -> str:
     """Replace NUL and lone surrogates, which databases refuse."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
-
-
-def _timeout(wait_s: float) -> openai.Timeout:
-    import openai
-
-    return openai.Timeout(wait_s, connect=min(CONNECT_LIMIT_S, wait_s))
 
 
 def _transport_errors(name: str) -> tuple[type[Exception], ...]:

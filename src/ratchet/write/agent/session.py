@@ -23,7 +23,7 @@ from ratchet.write.agent.prompt import (
     read_answer,
     render,
 )
-from ratchet.write.agent.strategy import Assignment, Planner, Population, make_strategy
+from ratchet.write.agent.strategy import Assignment, Planner, Population
 from ratchet.write.author import Progress, Proposal
 
 SHOWN_BEST: Final = 5
@@ -41,8 +41,7 @@ class Session:
         self._brief = brief_of(problem, context.language)
         self._device = context.facts()
         self._passages = context.passages(self._brief)
-        self._planner = Planner(language=context.language, own=set())
-        self._strategy = make_strategy(context.strategy, self._planner)
+        self._planner = Planner(context.language, set(), context.strategy)
         self._unusable: list[str] = []
         self._proposed: set[str] = set()
         self.earlier: list[Exchange] = (
@@ -55,7 +54,7 @@ class Session:
 
     def left_over(self, progress: Progress) -> list[Proposal]:
         """Return kernels of earlier answers that were never judged, since the run was killed."""
-        known = self._population(progress).hashes | self._proposed
+        known = Population.of(progress, self._context.language).hashes | self._proposed
         found: dict[str, Proposal] = {}
         for exchange in self.earlier:
             read = self._read(exchange.answer, exchange.turn, exchange.sample)
@@ -69,10 +68,12 @@ class Session:
         self, progress: Progress, samples: int, asker: Asker, replay: Replayed | None = None
     ) -> tuple[list[Proposal], list[Reply]]:
         """Ask one turn of `samples` questions; return the new kernels and the last replies."""
-        population = self._population(progress)
+        population = Population.of(progress, self._context.language)
         answers = progress.answers
+        # A run that is repeated or goes on draws the same numbers.
+        source = random.Random(f"{self._context.run} {self._problem.hash} {self.turn}")
         self._planner.own |= {one.kernel_hash for one in answers if one.author == self._author}
-        planned = self._strategy.plan(population, samples, self._source())
+        planned = self._planner.plan(population, samples, source)
         prompts = list(self._prompts(population, planned))
         replies = asker.ask(prompts, lambda one: self._record(one, planned), self._suffices)
         self._unusable = []
@@ -180,13 +181,6 @@ class Session:
         return Proposal(
             kernel=read.kernel, author=self._author, parents=parents, note=read.note or kind
         )
-
-    def _population(self, progress: Progress) -> Population:
-        return Population.of(progress, self._context.language)
-
-    def _source(self) -> random.Random:
-        """Return the turn's random numbers: the same for a run that is repeated or goes on."""
-        return random.Random(f"{self._context.run} {self._problem.hash} {self.turn}")
 
 
 def _hashes(asked: Assignment) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol, cast, get_args
+from typing import Final, Literal, cast, get_args
 
 from ratchet.base.errors import RatchetError
 from ratchet.judge.kernels.kernel import Language
@@ -99,23 +99,50 @@ class Assignment:
     """A hint on what to change; empty for a free hand."""
 
 
-class PromptStrategy(Protocol):
-    def plan(
-        self, population: Population, samples: int, source: random.Random
-    ) -> list[Assignment]: ...
-
-
 @dataclass(slots=True)
 class Planner:
-    """The common part of both strategies: drafts, repairs and directions."""
+    """Plans the turns on one problem."""
 
     language: Language
     own: set[str]
     """Hashes of this author's kernels: only these are repaired."""
+    strategy: StrategyName = "beam"
     repairs: dict[str, int] = field(default_factory=dict)
     """Attempts so far to repair a kernel or one of its repairs."""
     _roots: dict[str, str] = field(default_factory=dict)
     """The kernel that a repair began with."""
+
+    def plan(self, population: Population, samples: int, source: random.Random) -> list[Assignment]:
+        """Return repairs, and then what the strategy makes of the best kernels.
+
+        `beam` improves the few fastest kernels, each in several directions; repairs take up to half
+        of a turn. `evolve` breeds kernels: mutations and crossovers of tournament winners, and
+        fresh drafts; repairs take up to a third.
+        """
+        beam = self.strategy == "beam"
+        pool = population.best[: BEAM_WIDTH if beam else POOL]
+        most = -(-samples // (2 if beam else 3)) if pool else samples
+        planned = self.to_fix(population, most)
+        directions = source.sample(DIRECTIONS[self.language], len(DIRECTIONS[self.language]))
+        while len(planned) < samples:
+            place = len(planned)
+            hint = directions[place % len(directions)]
+            # The first draft has no hint, so that the model's own idea is among them.
+            draft = Assignment(kind="draft", direction=hint if place else "")
+            drawn = 1.0 if beam else source.random()
+            if not pool or drawn < DRAFT_SHARE:
+                planned.append(draft)
+            elif beam:
+                parent = pool[place % len(pool)]
+                planned.append(Assignment(kind="improve", parents=(parent,), direction=hint))
+            elif len(pool) > 1 and drawn < DRAFT_SHARE + CROSS_SHARE:
+                first = _winner(pool, source)
+                second = _winner([one for one in pool if one is not first], source)
+                planned.append(Assignment(kind="cross", parents=(first, second)))
+            else:
+                parent = _winner(pool, source)
+                planned.append(Assignment(kind="mutate", parents=(parent,), direction=hint))
+        return planned
 
     def to_fix(self, population: Population, most: int) -> list[Assignment]:
         """Return repairs of the newest failures that were not repaired too often."""
@@ -134,67 +161,6 @@ class Planner:
         if kind == "fix" and parents:
             self._roots[child] = self._roots.get(parents[0], parents[0])
 
-    def directions(self, source: random.Random) -> list[str]:
-        """Return the language's directions in a new order."""
-        return source.sample(DIRECTIONS[self.language], len(DIRECTIONS[self.language]))
-
-
-@dataclass(slots=True)
-class Beam:
-    """Improves the few fastest kernels, each in several directions."""
-
-    planner: Planner
-    width: int = BEAM_WIDTH
-
-    def plan(self, population: Population, samples: int, source: random.Random) -> list[Assignment]:
-        """Return repairs for up to half of the turn, then improvements of the best in turn."""
-        kept = population.best[: self.width]
-        most = (samples + 1) // 2 if kept else samples
-        planned = self.planner.to_fix(population, most)
-        directions = self.planner.directions(source)
-        while len(planned) < samples:
-            place = len(planned)
-            if not kept:
-                planned.append(Assignment(kind="draft", direction=_draft(place, directions)))
-                continue
-            parent = kept[place % len(kept)]
-            hint = directions[place % len(directions)]
-            planned.append(Assignment(kind="improve", parents=(parent,), direction=hint))
-        return planned
-
-
-@dataclass(slots=True)
-class Evolve:
-    """Breeds kernels: mutations and crossovers of tournament winners, and fresh drafts."""
-
-    planner: Planner
-    pool: int = POOL
-
-    def plan(self, population: Population, samples: int, source: random.Random) -> list[Assignment]:
-        """Return repairs for up to a third of the turn, then offspring."""
-        pool = population.best[: self.pool]
-        most = -(-samples // 3) if pool else samples
-        planned = self.planner.to_fix(population, most)
-        directions = self.planner.directions(source)
-        while len(planned) < samples:
-            hint = directions[len(planned) % len(directions)]
-            drawn = source.random()
-            if not pool or drawn < DRAFT_SHARE:
-                planned.append(Assignment(kind="draft", direction=_draft(len(planned), directions)))
-            elif len(pool) > 1 and drawn < DRAFT_SHARE + CROSS_SHARE:
-                first = _winner(pool, source)
-                second = _winner([one for one in pool if one is not first], source)
-                planned.append(Assignment(kind="cross", parents=(first, second)))
-            else:
-                parent = _winner(pool, source)
-                planned.append(Assignment(kind="mutate", parents=(parent,), direction=hint))
-        return planned
-
-
-def _draft(place: int, directions: Sequence[str]) -> str:
-    """Return a draft's hint: none for the first, so that the model's own idea is among them."""
-    return "" if place == 0 else directions[place % len(directions)]
-
 
 def _winner(pool: Sequence[Answer], source: random.Random) -> Answer:
     """Return the faster of two answers drawn at random; the pool is sorted."""
@@ -207,7 +173,3 @@ def parse_strategy(given: str) -> StrategyName:
     if given not in get_args(StrategyName):
         raise RatchetError(f"no strategy {given!r}: use one of {', '.join(get_args(StrategyName))}")
     return cast(StrategyName, given)
-
-
-def make_strategy(name: StrategyName, planner: Planner) -> PromptStrategy:
-    return Beam(planner) if name == "beam" else Evolve(planner)
