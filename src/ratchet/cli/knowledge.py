@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,8 @@ import typer
 from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
 
 DONE, NOTHING = 0, 1
+DOCUMENT = "path title kind size_bytes passages added_at shipped"
+PASSAGE = "title path place text score source"
 
 commands = typer.Typer()
 app.add_typer(commands, name="knowledge")
@@ -40,49 +43,48 @@ def add(
     Exit code 0: something is indexed. 1: nothing could be. 2: a mistake in the call.
     """
     from ratchet.base.errors import KnowledgeError
-    from ratchet.write.knowledge.index import (
-        added_document,
-        added_report,
-        change_report,
-        index_path,
-        open_index,
-    )
+    from ratchet.base.show.words import counted
+    from ratchet.write.knowledge.index import index_path, open_index
     from ratchet.write.knowledge.read import LeftOut
 
     if not path.exists() and not path.is_symlink():
         raise KnowledgeError(f"{str(path)!r} does not exist: give a file or a folder")
     place = index_path(ledger)
+    indexed, left_out = [], []
     with open_index(place, create=True) as index:
-        changes = []
         for change in index.add(path):
-            changes.append(change)
+            if isinstance(change, LeftOut):
+                left_out.append(change)
+                line = f"left out   {change.path}: {change.why}"
+            else:
+                indexed.append(change)
+                line = f"{change.change:<10} {change.path} ({counted(change.passages, 'passage')})"
             if not as_json:
-                print_result(change_report(change))
+                _print(line)
     if as_json:
-        print_json(added_document(changes, str(place)))
+        print_json({"index": str(place), "indexed": indexed, "left_out": left_out})
     else:
-        print_result(added_report(changes, str(place)))
-    indexed = any(not isinstance(one, LeftOut) for one in changes)
+        _print(f"{len(indexed)} indexed, {len(left_out)} left out; the index is {place}")
     raise typer.Exit(DONE if indexed else NOTHING)
 
 
 @commands.command(name="list")
 def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False, debug: Debug = False) -> None:
     """List the indexed documents, and the notes that ship with Ratchet."""
-    from ratchet.write.knowledge.index import (
-        documents_document,
-        documents_report,
-        index_path,
-        open_index,
-    )
+    from ratchet.base.show.words import counted, show_bytes
+    from ratchet.write.knowledge.index import index_path, open_index
 
     place = index_path(ledger)
     with open_index(place) as index:
         found = index.documents()
     if as_json:
-        print_json(documents_document(found, str(place)))
-    else:
-        print_result(documents_report(found, str(place)))
+        return print_json({"index": str(place), "documents": _records(found, DOCUMENT)})
+    lines = [
+        f"{one.kind:<8}  {counted(one.passages, 'passage'):>13}  "
+        f"{show_bytes(one.size_bytes):>9}  {one.path}"
+        for one in found
+    ]
+    _print(*lines, f"\nthe index is {place}")
 
 
 @commands.command()
@@ -97,19 +99,16 @@ def search(
 
     Exit code 0: there are some. 1: there are none.
     """
-    from ratchet.write.knowledge.index import (
-        index_path,
-        open_index,
-        passages_document,
-        passages_report,
-    )
+    from ratchet.write.knowledge.index import index_path, open_index
 
     with open_index(index_path(ledger)) as index:
         found = index.search(query, most=most)
     if as_json:
-        print_json(passages_document(found, query))
-    else:
-        print_result(passages_report(found, query))
+        print_json({"query": query, "passages": _records(found, PASSAGE)})
+    elif not found:
+        _print(f"no passage holds a word of {query!r}")
+    for one in found if not as_json else ():
+        _print("", one.source, *one.text.splitlines())
     raise typer.Exit(DONE if found else NOTHING)
 
 
@@ -123,11 +122,21 @@ def remove(
     debug: Debug = False,
 ) -> None:
     """Remove a document from the index, or all below a folder. The files stay."""
-    from ratchet.write.knowledge.index import index_path, open_index, removed_report
+    from ratchet.write.knowledge.index import index_path, open_index
 
     with open_index(index_path(ledger)) as index:
         removed = index.remove(path)
     if as_json:
         print_json({"removed": removed})
     else:
-        print_result(removed_report(removed))
+        _print(*(f"removed {one}" for one in removed))
+
+
+def _records(rows: Iterable[object], names: str) -> list[dict[str, object]]:
+    return [{name: getattr(one, name) for name in names.split()} for one in rows]
+
+
+def _print(*lines: str) -> None:
+    from ratchet.base.show.model import Lines, ResultReport
+
+    print_result(ResultReport(header=(Lines(lines, indent=0),)))

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -18,8 +17,6 @@ from sqlalchemy.engine import URL
 from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
 from ratchet.base.ledger.connect import default_path, file_of, resolve, utc_now, why_no_database
-from ratchet.base.show.model import Column, Lines, ResultReport, ResultTable, records
-from ratchet.base.show.words import counted, show_bytes
 from ratchet.write.knowledge.read import (
     LEAST_CHARACTERS,
     Document,
@@ -145,7 +142,7 @@ class KnowledgeIndex:
         place = str(path.resolve())
         if place != printable(Path(place)):
             return LeftOut.of(path, "has a name that is no plain text: rename it")
-        known, count = self._digest(place), self._count(place)
+        known, count = self._known(place)
         current = ""
         try:
             current = "" if known is None else digest_of(path)
@@ -171,7 +168,7 @@ class KnowledgeIndex:
                 continue
             with resources.as_file(entry) as path:
                 place = SHIPPED + entry.name
-                if self._digest(place) == digest_of(path):
+                if self._known(place)[0] == digest_of(path):
                     continue
                 try:
                     document = read_document(path)
@@ -289,18 +286,12 @@ class KnowledgeIndex:
         self._connection.execute(f"DELETE FROM passages WHERE document = {own}", one)
         self._connection.execute("DELETE FROM documents WHERE path = ?", one)
 
-    def _digest(self, place: str) -> str | None:
-        row = self._one("digest", place)
-        return None if row is None else str(row)
-
-    def _count(self, place: str) -> int:
-        return int(str(self._one("passage_count", place) or 0))
-
-    def _one(self, column: str, place: str) -> object | None:
-        query = f"SELECT {column} FROM documents WHERE path = ?"
+    def _known(self, place: str) -> tuple[str | None, int]:
+        """Return the digest and the number of passages of a path's document; None and 0 without."""
+        query = "SELECT digest, passage_count FROM documents WHERE path = ?"
         with self._explained():
             row = self._connection.execute(query, (place,)).fetchone()
-        return None if row is None else row[0]
+        return (None, 0) if row is None else (str(row[0]), int(row[1] or 0))
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -406,63 +397,3 @@ def cite(index: KnowledgeIndex, query: str, *, avoid: Iterable[str] = ()) -> lis
         left -= len(passage.text)
         chosen.append(passage)
     return chosen
-
-
-DOCUMENTS = tuple(
-    map(Column, ("path", "title", "kind", "size_bytes", "passages", "added_at", "shipped"))
-)
-PASSAGES = tuple(map(Column, ("title", "path", "place", "text", "score", "source")))
-
-
-def change_report(change: Added | LeftOut) -> ResultReport:
-    if isinstance(change, LeftOut):
-        return _lines(f"left out   {change.path}: {change.why}")
-    return _lines(f"{change.change:<10} {change.path} ({counted(change.passages, 'passage')})")
-
-
-def added_report(changes: Sequence[Added | LeftOut], place: str) -> ResultReport:
-    """Say how many documents were indexed and left out, and where the index is."""
-    done = sum(isinstance(one, Added) for one in changes)
-    left = len(changes) - done
-    return _lines(f"{done} indexed, {left} left out; the index is {place}")
-
-
-def added_document(changes: Sequence[Added | LeftOut], place: str) -> dict[str, object]:
-    return {
-        "index": place,
-        "indexed": [one for one in changes if isinstance(one, Added)],
-        "left_out": [one for one in changes if isinstance(one, LeftOut)],
-    }
-
-
-def documents_report(documents: Sequence[IndexedDocument], place: str) -> ResultReport:
-    lines = [
-        f"{one.kind:<8}  {counted(one.passages, 'passage'):>13}  "
-        f"{show_bytes(one.size_bytes):>9}  {one.path}"
-        for one in documents
-    ]
-    return _lines(*lines, f"\nthe index is {place}")
-
-
-def documents_document(documents: Sequence[IndexedDocument], place: str) -> dict[str, object]:
-    return {"index": place, "documents": records(ResultTable(DOCUMENTS, documents))}
-
-
-def passages_report(passages: Sequence[Passage], query: str) -> ResultReport:
-    """Return the passages that were found, each below its source."""
-    if not passages:
-        return _lines(f"no passage holds a word of {query!r}")
-    found = (("", one.source, *one.text.splitlines()) for one in passages)
-    return _lines(*chain.from_iterable(found))
-
-
-def passages_document(passages: Sequence[Passage], query: str) -> dict[str, object]:
-    return {"query": query, "passages": records(ResultTable(PASSAGES, passages))}
-
-
-def removed_report(removed: Sequence[str]) -> ResultReport:
-    return _lines(*(f"removed {one}" for one in removed))
-
-
-def _lines(*lines: str) -> ResultReport:
-    return ResultReport(header=(Lines(lines, indent=0),))
