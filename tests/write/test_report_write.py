@@ -192,20 +192,20 @@ def test_a_kernel_that_nothing_could_time_says_so(capsys: pytest.CaptureFixture[
 
 
 def test_a_kernel_that_nothing_could_time_is_written(tmp_path: Path) -> None:
-    paths = write_files(without_gpu(), tmp_path, render_write_page)
+    paths = write_files(without_gpu(), tmp_path)
     assert Path(paths["kernel"]).read_text() == BEST.source
 
 
 def test_a_right_kernel_that_is_not_proven_is_written_and_named_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    proven = write_files(RESULT, tmp_path, render_write_page)
+    proven = write_files(RESULT, tmp_path)
     why = "right, but its speed is undecided: the machine was too noisy (A/A 0.15 to 6.70)"
     slow = changed(
         best=msgspec.structs.replace(BEST, status="correct", source="// slow", reason=why),
         status="correct",
     )
-    paths = write_files(slow, tmp_path, render_write_page)
+    paths = write_files(slow, tmp_path)
     assert "kernel" not in paths
     assert Path(paths["kernel_not_proven"]) == tmp_path / "kernel-not-proven.cpp"
     assert Path(paths["kernel_not_proven"]).read_text() == "// slow"
@@ -214,7 +214,7 @@ def test_a_right_kernel_that_is_not_proven_is_written_and_named_so(
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith(f"Not proven. Correct: {why}") and "kernel-not-proven.cpp" in text
     assert "Not proven. Correct" in render_write_page(slow)
-    again = write_files(RESULT, tmp_path, render_write_page)
+    again = write_files(RESULT, tmp_path)
     assert "kernel_not_proven" not in again and not Path(paths["kernel_not_proven"]).exists()
 
 

@@ -19,7 +19,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.write.author import Answer, Progress, Schedule
 from ratchet.write.effort import ETA, RUNGS, Rungs, floor_s
-from ratchet.write.search import CostModel, Earlier, Example, Experience, SearchAuthor
+from ratchet.write.search import CostModel, Earlier, Experience, SearchAuthor
 from ratchet.write.search.strategies import Evolution, ScoredSchedule, differences
 
 
@@ -166,7 +166,7 @@ def earlier_runs(*sizes: int, count: int = 60) -> Experience:
 
 
 def test_the_cost_model_ranks_schedules_of_a_problem_it_has_not_seen() -> None:
-    model = CostModel.fit(earlier_runs(128, 200, 300).examples())
+    model = CostModel.fit(earlier_runs(128, 200, 300).earlier)
     assert model is not None
     space, source = MadeUpSpace(256), random.Random(0)
     drawn = [space.draw(source) for _ in range(200)]
@@ -178,7 +178,7 @@ def test_the_cost_model_ranks_schedules_of_a_problem_it_has_not_seen() -> None:
 
 def test_too_few_examples_give_no_model() -> None:
     assert CostModel.fit([]) is None
-    assert CostModel.fit([Example(problem="p", features=(1.0,), time_s=1.0)] * 3) is None
+    assert CostModel.fit([Earlier(problem="p", features=(1.0,), time_s=1.0)] * 3) is None
 
 
 def test_a_similar_problem_s_best_schedule_comes_first() -> None:

@@ -109,7 +109,8 @@ def _option(setting: LearnSetting, defaults: dict[str, object]) -> inspect.Param
     elif setting.choices:
         more = {"metavar": "|".join(setting.choices)}
     elif setting.name == "replay":
-        more, default = {"parser": _share}, f"{default:.0%}"
+        parser = functools.partial(parse_share, what="replay", below=0.9)
+        more, default = {"parser": parser}, f"{default:.0%}"
     elif kind is float:
         more = {"parser": finite(), "metavar": "NUMBER"}
     words = setting.meta.description or ""
@@ -120,10 +121,6 @@ def _option(setting: LearnSetting, defaults: dict[str, object]) -> inspect.Param
     return inspect.Parameter(
         setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
-
-
-def _share(text: str) -> float:
-    return parse_share(text, "replay", below=0.9)
 
 
 MAKES_MODEL = ("pretrain", "base")
@@ -184,7 +181,7 @@ def run_stage(
 def _follow(name: str, config: LearnConfig, out: Path, start: Path | None) -> Follow:
     """Return what follows a run: a line on the terminal, and a page that is written again."""
     from ratchet.write.learn.models import read_card
-    from ratchet.write.learn.show import StageProgress, refresh_page, render_learn_page
+    from ratchet.write.learn.show import StageProgress, refresh_page
 
     size = f"size {config.size}" if start is None else _size(read_card(start).parameters)
     rows: list[dict[str, float | str]] = []
@@ -194,7 +191,7 @@ def _follow(name: str, config: LearnConfig, out: Path, start: Path | None) -> Fo
     def follow(stage: str, row: dict[str, float | str]) -> None:
         rows.append(row)
         if progress.show(row):
-            refresh_page(_report(stage, config, rows, running=True), out, render_learn_page)
+            refresh_page(_report(stage, config, rows, running=True), out)
 
     return follow
 
@@ -225,13 +222,13 @@ def _size(parameters: int) -> str:
 
 
 def _finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) -> None:
-    from ratchet.write.learn.show import render_learn_page, write_report
+    from ratchet.write.learn.show import write_report
     from ratchet.write.learn.training import read_curve
 
     card, trained = done.policy.card, done.trained
     rows = read_curve(out)
     report = _report(card.stage, config, rows, running=False, parameters=card.parameters)
-    paths = write_report(report, out, render_learn_page)
+    paths = write_report(report, out)
     if as_json:
         from dataclasses import asdict
 
@@ -489,7 +486,7 @@ def loop(
     from ratchet.cli.write import _command
     from ratchet.judge.court.court import check_ledger, open_court
     from ratchet.write.learn.loop import Loop, LoopOptions
-    from ratchet.write.learn.show import learn_report, render_learn_page
+    from ratchet.write.learn.show import learn_report
 
     check_ledger(machines, ledger)
     options = LoopOptions(
@@ -505,10 +502,10 @@ def loop(
 
         def show(report: LearnReport, words: str) -> None:
             progress.spend(words)
-            refresh_page(report, out, render_learn_page)
+            refresh_page(report, out)
 
         result = Loop(config=config, options=options, court=court, out=out, show=show).run()
-    paths = write_report(result, out, render_learn_page)
+    paths = write_report(result, out)
     if as_json:
         return print_json(document_of(result) | {"paths": paths})
     print_result(learn_report(result, paths))

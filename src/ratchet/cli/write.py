@@ -203,7 +203,7 @@ def _write_one(
     from ratchet.judge.api import as_problem
     from ratchet.judge.court.court import check_ledger, open_court
     from ratchet.judge.terms import Terms
-    from ratchet.write.show import WriteProgress, render_write_page, write_report
+    from ratchet.write.show import WriteProgress, write_report
     from ratchet.write.write import write as write_kernels
 
     check_ledger(fleet, ledger)
@@ -226,7 +226,7 @@ def _write_one(
             command=_command(),
             spent_s=spent_s,
         )
-    paths = write_files(result, folder, render_write_page)
+    paths = write_files(result, folder)
     if as_json:
         print_json(result.to_json() | {"paths": paths})
     else:
@@ -260,7 +260,7 @@ def _write_all(
         return PROVEN
     folder = out or default_out(workload)
     make_folder(folder, "--out")
-    from ratchet.write.show import WriteProgress, render_write_page, workload_report
+    from ratchet.write.show import WriteProgress, workload_report
     from ratchet.write.write import Asked, write_all
 
     asked = [
@@ -280,7 +280,7 @@ def _write_all(
 
         def done(result: WritingResult) -> None:
             own = folder / default_out(result.problem).name
-            write_files(result, own, render_write_page)
+            write_files(result, own)
 
         spent_s = _spent_s(began, opening, fleet)
         result = write_all(
@@ -310,12 +310,12 @@ def _spent_s(began: float, opening: float, fleet: str) -> float:
 
 def _following(folder: Path, progress: WriteProgress) -> Follow:
     """Return what follows a run: a line on the terminal, and a page that is written again."""
-    from ratchet.write.show import render_write_page, write_page
+    from ratchet.write.show import write_page
 
     def follow(event: RunEvent, result: Callable[[], WritingResult]) -> None:
         progress.show(event)
         if event.kind in ("screening", "screened", "judged"):
-            write_page(result(), folder, render_write_page)
+            write_page(result(), folder)
 
     return follow
 

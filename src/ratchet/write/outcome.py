@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -23,10 +23,6 @@ from ratchet.write.writing_result import (
     WritingResult,
     WrittenKernel,
 )
-
-if TYPE_CHECKING:
-    from ratchet.write.problem_run import ProblemRun
-
 
 SCREENING_S: Final = 20.0
 """Limit of a first screening, if none was tried."""
@@ -87,7 +83,8 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
     work, request = state.work, state.request
     answers = [] if work is None else work.progress.answers
     verdicts = [state.recalled] if state.recalled else [] if work is None else work.verdicts
-    best = _best(answers, verdicts, state)
+    best = _best(answers, verdicts)
+    why = "" if work is None or running or state.recalled else why_nothing(work)
     device, versions = state.court.judged_on(request.judged_device)
     stopped: Stopped | None = (
         "recalled" if state.recalled else None if work is None else work.stopped
@@ -113,21 +110,12 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
         versions=versions,
         command=state.command,
         started_at=state.started_at,
-        notes=_notes(state, running=running),
+        notes=(*([why] if why else []), *state.court.fleet.notes),
         static=next((one.verdict.static for one in verdicts if one.verdict.static), None),
     )
 
 
-def _notes(state: Writing, *, running: bool) -> tuple[str, ...]:
-    """Return what else there is to say: why nothing was screened first."""
-    work = None if running or state.recalled else state.work
-    why = "" if work is None else why_nothing(work)
-    return (*([why] if why else []), *state.court.fleet.notes)
-
-
-def _best(
-    answers: Sequence[Answer], verdicts: Sequence[JudgedKernel], state: Writing
-) -> WrittenKernel | None:
+def _best(answers: Sequence[Answer], verdicts: Sequence[JudgedKernel]) -> WrittenKernel | None:
     """Return the kernel with the best verdict: a proven one, else the first that is right."""
     order = {"proven": 0, "correct": 1}
     right = [one for one in verdicts if one.verdict.status in order]
@@ -157,7 +145,10 @@ def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, 
         own = found.setdefault(one.author, {})
         own[one.kernel_hash] = one.status in RIGHT
     notes = {} if state.roster is None else dict(state.roster.absent)
-    notes |= {} if state.work is None else _no_turn(state.work) | state.work.dropped
+    if state.work is not None and state.work.stopped == "budget":
+        unasked = (one.name for one in state.work.authors if one.name not in state.work.spent_by)
+        notes |= {name: "the budget ended before its turn" for name in unasked}
+    notes |= {} if state.work is None else state.work.dropped
     models = {name.partition(":")[0] for name in [*found, *notes] if ":" in name}
     asked = [name for name in state.request.authors if name not in models]
     names = list(dict.fromkeys([*asked, *found, *notes]))
@@ -170,14 +161,6 @@ def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, 
         )
         for name in names
     )
-
-
-def _no_turn(work: ProblemRun) -> dict[str, str]:
-    """Return a note for each author that the budget left no turn."""
-    if work.stopped != "budget":
-        return {}
-    names = (one.name for one in work.authors if one.name not in work.spent_by)
-    return {name: "the budget ended before its turn" for name in names}
 
 
 def _sources(answers: Sequence[Answer], best: WrittenKernel | None) -> dict[str, str]:

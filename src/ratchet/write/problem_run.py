@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Final
 
 from ratchet.base.errors import EndpointError, LedgerError, RatchetError
 from ratchet.judge.court.court import Court
-from ratchet.judge.kernels.kernel import TARGETS, Kernel
+from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.write.author import (
@@ -178,7 +179,8 @@ class ProblemRun:
             judged |= {one.kernel_hash: one for one in answers}
             counted += sum(one.ratio is not None for one in answers)
             found = {one.status for one in answers}
-            if "proven" in found or ("correct" in found and self._untimed_here()):
+            timed = any(one.ratio is not None for one in self.progress.answers)
+            if "proven" in found or ("correct" in found and not timed):
                 return
 
     def _why_stop(self) -> Stopped | None:
@@ -192,7 +194,8 @@ class ProblemRun:
             for one in self.progress.answers
             if one.kernel_hash == best and one.time_s is not None
         ]
-        if len(times) > 1 and self.floor_s is not None and _median(times) <= NEAR * self.floor_s:
+        measured = self.floor_s is not None and len(times) > 1
+        if measured and statistics.median_high(times) <= NEAR * (self.floor_s or 0.0):
             return "floor"
         return None
 
@@ -345,16 +348,15 @@ class ProblemRun:
             return None
         new = []
         for one in proposed[:count]:
-            if one.kernel.hash not in self._known and self._wanted(one.kernel):
+            if self.request.language is None:  # Triton is not timed on cores: only who asks gets it
+                wanted = self.on_gpu or one.kernel.language != "triton"
+            else:
+                wanted = one.kernel.language == self.request.language
+            if wanted and one.kernel.hash not in self._known:
                 self._known[one.kernel.hash] = one
                 new.append(one)
         self._barren[author.name] = 0 if new else self._barren.get(author.name, 0) + 1
         return new
-
-    def _wanted(self, kernel: Kernel) -> bool:
-        if self.request.language is None:  # Triton is not timed on cores: only who asks gets it
-            return self.on_gpu or kernel.language != "triton"
-        return self.request.language == kernel.language
 
     def _screen(self, batch: Sequence[Proposal]) -> None:
         """Screen kernels together, and take what is said of each."""
@@ -384,7 +386,10 @@ class ProblemRun:
             rung = len(self._rungs.scores.get(proposal.kernel.hash, ()))
             if said is None:
                 continue
-            if said.status == "unmeasured" and not first and self._retry(proposal, rung):
+            again = said.status == "unmeasured" and not first and rung == 0
+            if again and proposal.kernel.hash not in self._retried:  # it is screened once more
+                self._retried.add(proposal.kernel.hash)
+                self._again.append(proposal)
                 continue
             answer = Answer.by_screening(proposal, said, after_s=self.spent_s, rung=rung)
             self._take(answer)
@@ -394,14 +399,6 @@ class ProblemRun:
             untimed = all(one is None or one.status in UNTIMED for one in told)
             self._weigh_compiler(first and untimed)
         self._say("screened", f"{len(batch)} kernels")
-
-    def _retry(self, proposal: Proposal, rung: int) -> bool:
-        """Return whether a kernel that was not measured is screened once more."""
-        if rung > 0 or proposal.kernel.hash in self._retried:
-            return False
-        self._retried.add(proposal.kernel.hash)
-        self._again.append(proposal)
-        return True
 
     def _take(self, answer: Answer) -> None:
         """Note an answer in the progress and on the rungs."""
@@ -427,10 +424,6 @@ class ProblemRun:
         ranked = [one.kernel_hash for one in untimed]
         return [one for one in dict.fromkeys([*self._rungs.order(), *ranked]) if one not in failed]
 
-    def _untimed_here(self) -> bool:
-        """Return whether no kernel of this run was timed: there is nothing to prove."""
-        return all(one.ratio is None for one in self.progress.answers)
-
     def _judge(self, hashes: Sequence[str], limit_s: float, among: int) -> list[Answer]:
         """Return the answers that verdicts on several kernels are; a fleet gives them at once."""
         kernels = [self._known[one].kernel for one in hashes]
@@ -446,16 +439,16 @@ class ProblemRun:
         )
         fresh = self.request.reuse == "never"
         found = self.court.judge_all(kernels, self.problem, terms, fresh=fresh)
-        return [self._judged(one) for one in found]
-
-    def _judged(self, judged: JudgedKernel) -> Answer:
-        self.verdicts.append(judged)
-        proposal = self._known[judged.verdict.kernel_hash]
-        answer = Answer.by_verdict(proposal, judged.verdict, after_s=self.spent_s)
-        self._take(answer)
-        self.keep(answer)
-        self._say("judged", f"{proposal.kernel.name}: {answer.status}")
-        return answer
+        answers = []
+        for judged in found:
+            self.verdicts.append(judged)
+            proposal = self._known[judged.verdict.kernel_hash]
+            answer = Answer.by_verdict(proposal, judged.verdict, after_s=self.spent_s)
+            self._take(answer)
+            self.keep(answer)
+            self._say("judged", f"{proposal.kernel.name}: {answer.status}")
+            answers.append(answer)
+        return answers
 
     def _say(self, kind: str, detail: str) -> None:
         screened = [a for a in self.progress.answers if a.stage == "screened" and a.ratio]
@@ -469,7 +462,3 @@ class ProblemRun:
                 best_ratio=max(right, default=None),
             )
         )
-
-
-def _median(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2]

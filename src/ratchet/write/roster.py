@@ -135,13 +135,6 @@ def _agent(setting: Setting) -> Author:
     )
 
 
-def _backend(device: Device) -> Backend:
-    """Return whose options the compiler has on a device."""
-    if device.kind == "cpu":
-        return "cpp"
-    return "rocm" if device.runtime.startswith("rocm") else "triton"
-
-
 def _search(setting: Setting) -> Author:
     """Return a search over the generator's kernels for the device.
 
@@ -165,6 +158,12 @@ def _search(setting: Setting) -> Author:
     )
 
 
+def _compiler(setting: Setting) -> Author:
+    device = setting.device
+    on_gpu: Backend = "rocm" if device.runtime.startswith("rocm") else "triton"
+    return CompilerAuthor("cpp" if device.kind == "cpu" else on_gpu)
+
+
 def _policy(setting: Setting) -> Author:
     from ratchet.write.learn.policy import policy_author
 
@@ -174,7 +173,7 @@ def _policy(setting: Setting) -> Author:
 MAKERS: Final[Mapping[str, Maker]] = {
     "library": lambda setting: library_author(setting.problem),
     SEARCH: _search,
-    COMPILER: lambda setting: CompilerAuthor(_backend(setting.device)),
+    COMPILER: _compiler,
     AGENT: _agent,
     "policy": _policy,
 }

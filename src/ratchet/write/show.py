@@ -52,7 +52,6 @@ ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}
 """Every other language is Python's."""
 NOT_PROVEN: Final = "kernel-not-proven"
 PAGE = "report.html"
-Render = Callable[[WritingResult], str]
 
 
 def default_out(problem: str) -> Path:
@@ -60,14 +59,12 @@ def default_out(problem: str) -> Path:
     return Path("ratchet-write") / files.slug(problem)
 
 
-def write_page(result: WritingResult, out: Path, render: Render) -> Path:
+def write_page(result: WritingResult, out: Path) -> None:
     """Write report.html; a browser that reloads it meanwhile sees the old one or the new one."""
-    path = out / PAGE
-    files.write_whole(path, render(result).encode())
-    return path
+    files.write_whole(out / PAGE, render_write_page(result).encode())
 
 
-def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, str]:
+def write_files(result: WritingResult, out: Path) -> dict[str, str]:
     """Write the files of a run that has ended; return the paths by kind.
 
     A kernel that is proven, or right where nothing can time it, is `kernel.*`; one that is right
@@ -76,7 +73,7 @@ def write_files(result: WritingResult, out: Path, render: Render) -> dict[str, s
     paths = {"result": out / "result.json", "page": out / PAGE}
     texts = {
         paths["result"]: json_text(result.to_json(), indent=1),
-        paths["page"]: render(result),
+        paths["page"]: render_write_page(result),
     }
     with contextlib.suppress(OSError):  # the writes below say what is wrong with the folder
         for old in out.glob(f"{NOT_PROVEN}.*"):

@@ -69,8 +69,12 @@ def write(
         raise LedgerError(
             f"no unfinished run on {problem.name!r} to resume here: leave --resume out"
         )
-    if earlier is None and proven and _is_enough(request, book, key):
-        return _recalled(state, proven[-1][0])
+    enough = request.reuse == "always" or (
+        request.reuse == "same budget" and book.largest_budget_s(key) >= request.budget_s
+    )
+    if earlier is None and proven and enough:
+        state.recalled = court.last(proven[-1][0], problem, Terms(device=request.device))
+        return result_of(state, running=False)
     if earlier is None:
         options = WritingOptions(
             budget_s=request.budget_s,
@@ -83,13 +87,6 @@ def write(
     else:
         state.run_id, state.started_at = earlier.run, earlier.started_at
     return _run(state, book, [kernel for kernel, _ in proven], follow, began_s)
-
-
-def _is_enough(request: WritingRequest, book: WritingBook, problem_hash: str) -> bool:
-    """Return whether a proven kernel of the ledger answers the request."""
-    if request.reuse != "same budget":
-        return request.reuse == "always"
-    return book.largest_budget_s(problem_hash) >= request.budget_s
 
 
 def _run(
@@ -167,12 +164,6 @@ def _floor_s(problem: Problem, device: Device) -> float | None:
         return None
 
 
-def _recalled(state: Writing, kernel: Kernel) -> WritingResult:
-    """Return the result that is a kernel the ledger holds as proven."""
-    state.recalled = state.court.last(kernel, state.problem, Terms(device=state.request.device))
-    return result_of(state, running=False)
-
-
 SHORTEST_S = 15.0
 """A problem gets at least so many seconds: one verdict and some screenings."""
 LARGEST_SHARE = 1 / 3
@@ -201,15 +192,15 @@ class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
     gain_s: float
     status: str
     """A verdict's, `none` without a right kernel, or `not_reached`."""
-    ratio: float | None
-    """The verdict's ratio to the reference."""
-    low: float | None
-    high: float | None
-    kernel_hash: str | None
-    screened: int
-    spent_s: float
-    recalled: bool
     reason: str
+    ratio: float | None = None
+    """The verdict's ratio to the reference."""
+    low: float | None = None
+    high: float | None = None
+    kernel_hash: str | None = None
+    screened: int = 0
+    spent_s: float = 0.0
+    recalled: bool = False
 
 
 class WorkloadWriting(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,7 +249,15 @@ def write_all(
             share = min(share, largest * request.budget_s / max(left_s, 1e-9))
         budget_s = min(left_s, max(SHORTEST_S, share * left_s))
         if interrupted or (budget_s < SHORTEST_S and rows):
-            rows.append(_not_reached(one))
+            rows.append(
+                RegionRow(
+                    problem=one.problem.name,
+                    problem_hash=one.problem.hash,
+                    gain_s=one.gain_s,
+                    status="not_reached",
+                    reason="the budget ended before this region",
+                )
+            )
             continue
         if waiting and _is_the_compiler_s(one.problem, request):
             last.append(one)
@@ -348,21 +347,4 @@ def _row(one: Asked, result: WritingResult) -> RegionRow:
         spent_s=result.spent_s,
         recalled=best is not None and best.recalled,
         reason=best.reason if best else "; ".join(result.notes) or "no kernel was right",
-    )
-
-
-def _not_reached(one: Asked) -> RegionRow:
-    return RegionRow(
-        problem=one.problem.name,
-        problem_hash=one.problem.hash,
-        gain_s=one.gain_s,
-        status="not_reached",
-        ratio=None,
-        low=None,
-        high=None,
-        kernel_hash=None,
-        screened=0,
-        spent_s=0.0,
-        recalled=False,
-        reason="the budget ended before this region",
     )

@@ -146,7 +146,7 @@ def test_a_round_whose_grpo_finds_no_reward_has_the_policy_of_its_sft(
     loop._train, loop._bench = list(tasks()), SimulatedBench()  # type: ignore[assignment]
     loop._rollouts = Rollouts()
     loop.rows = list(report(running=True).rounds[:1])
-    loop._later_round(1, load_policy(base_folder))
+    loop._run_round(1, load_policy(base_folder))
     assert "GRPO stopped, all rewards are zero" in loop.notes[0]
     kept = load_policy(tmp_path / "round-1" / "sft").model.state_dict()
     found = seen[0].model.state_dict()

@@ -330,31 +330,19 @@ class Evaluator(NestedScopes):
     def _operation(self, node: Map, args: Sequence[str]) -> str:
         op, kind = MAPS[node.op], class_of(node.dtype)
         op.check(node.dtype)
-        if op.name == "cast" and node.dtype in ("bool", "int8", "uint8"):
-            return self._narrowed(node.dtype, args[0])
-        if op.name == "div" and self.reciprocal and _number(args[1]):
-            return f"{args[0]} * (1 / {args[1]})"
-        if op.name == "div" and self.reciprocal and self._steady(*args):
-            inverse = self.define(kind, f"1 / {args[1]}", {args[1]})
-            return f"{args[0]} * {inverse}"
+        if op.name == "cast" and node.dtype == "bool":
+            return f"{args[0]} != 0"
+        if op.name == "cast" and node.dtype in ("int8", "uint8"):  # fewer values than the C type
+            return f"(int32_t)({STORED[node.dtype]})(int32_t){args[0]}"
+        if op.name == "div" and self.reciprocal:
+            value, divisor = args
+            if divisor.startswith("(") and divisor.rstrip("f)")[-1:].isdigit():  # a number
+                return f"{value} * (1 / {divisor})"
+            both = value.isidentifier() and divisor.isidentifier()
+            if both and self.depth_of({divisor}) < self.depth_of({value}):
+                inverse = self.define(kind, f"1 / {divisor}", {divisor})
+                return f"{value} * {inverse}"
         return filled(op.cpp_text, args, self.used, kind=kind)
-
-    def _steady(self, value: str, divisor: str) -> bool:
-        """Return whether a divisor stays the same while the value changes."""
-        if not (value.isidentifier() and divisor.isidentifier()):
-            return False
-        return self.depth_of({divisor}) < self.depth_of({value})
-
-    @staticmethod
-    def _narrowed(dtype: str, value: str) -> str:
-        """Return a value cast to a dtype with fewer values than its C type."""
-        if dtype == "bool":
-            return f"{value} != 0"
-        return f"(int32_t)({STORED[dtype]})(int32_t){value}"
-
-
-def _number(text: str) -> bool:
-    return text.startswith("(") and text.rstrip("f)")[-1:].isdigit()
 
 
 LEAST: Final = {"int64_t": "INT64_MIN", "int32_t": "INT32_MIN"}

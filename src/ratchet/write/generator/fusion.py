@@ -77,6 +77,11 @@ class LoopNest:
         waiting = iter([*(self.index(place) for place in range(last - 1)), joined])
         return tuple(ZERO if size == ONE else next(waiting) for size in shape)
 
+    def row_results(self, wanted: Collection[Node]) -> list[Node]:
+        """Return the members with one value for each row; of reductions, those that are wanted."""
+        members = self.members.items()
+        return [n for n, role in members if role == "row" or (role == "row fold" and n in wanted)]
+
     def guard(self, node: Node) -> Extent | None:
         """Return what is at least 0 where a part has an element; None if it always has."""
         width, place = dense(node.shape)[-1], self.place(dense(node.shape), "part")[-1]

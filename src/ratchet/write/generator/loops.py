@@ -206,7 +206,10 @@ class NestWriter(NestAxes):
                 ]
             else:
                 row.lines.append(f"{way.kind} {total} = {way.start};")
-        row.lines += self._stream_buffers(streams)
+        row.lines += [
+            f"alignas(64) {STORED[buffer.dtype]} {name}[{self.choices.block}];"
+            for name, buffer, _ in streams
+        ]
         reductions = [(n, t) for n, _, t in folds]
         row.lines += self._looped(inner, loop.lines, reductions, splits, tiled, members)
         row.lines += self._stream_out(streams, inner)
@@ -320,12 +323,10 @@ class NestWriter(NestAxes):
         """Store what has one value for each row."""
         scope = self.evaluator.push([self._lane_name()]) if self.lanes else row
         stores: list[str] = []
-        for node, role in self.nest.members.items():
-            wanted = node in self.read_elsewhere or node in self.plan.outputs
-            if role == "row" or (role == "row fold" and wanted):
-                index = self.own_index(node)
-                value = self.evaluator.value(node, index)
-                stores.append(self.evaluator.store(self.buffers[node], index, value))
+        for node in self.nest.row_results({*self.read_elsewhere, *self.plan.outputs}):
+            index = self.own_index(node)
+            value = self.evaluator.value(node, index)
+            stores.append(self.evaluator.store(self.buffers[node], index, value))
         scope.lines += stores
         if self.lanes:
             self.evaluator.pop()
@@ -407,12 +408,6 @@ class NestWriter(NestAxes):
             return False
         last = name_of(self.variables[-1][0])
         return buffer.address(index).factor_of(last) == ONE
-
-    def _stream_buffers(self, streams: Sequence[tuple[str, Buffer, Index]]) -> list[str]:
-        return [
-            f"alignas(64) {STORED[buffer.dtype]} {name}[{self.choices.block}];"
-            for name, buffer, _ in streams
-        ]
 
     def _stream_out(
         self, streams: Sequence[tuple[str, Buffer, Index]], inner: Sequence[Extent]

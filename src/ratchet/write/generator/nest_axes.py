@@ -79,8 +79,11 @@ class NestAxes:
             else:
                 place += 1
         if not self.rowwise and len(self.variables) > 1:
-            if self.choices.tile:
-                self._pair(addresses)
+            names = [name_of(one) for one, _ in self.variables]
+            place_of_partner = turned_axis(addresses, names) if self.choices.tile else None
+            if place_of_partner is not None:
+                self.partner, _ = self.variables.pop(place_of_partner)
+                self.variables.insert(-1, (self.partner, True))
             if self.partner is None and not self.choices.stream:
                 self.partner, self.is_group = self.variables[-2][0], True
                 self.variables[-2] = (self.partner, True)
@@ -101,20 +104,6 @@ class NestAxes:
         self.merged = {key: value.replace(change) for key, value in self.merged.items()} | change
         self.variables[place : place + 1] = [(outer, inner and self.rowwise), (rest, inner)]
         return change
-
-    def _pair(self, addresses: Sequence[Extent]) -> None:
-        """Find the axis along which neighbours lie in memory where they do not along the last."""
-        last = name_of(self.variables[-1][0])
-        for address in addresses:
-            step = address.factor_of(last)
-            if step is None or step in (ZERO, ONE):
-                continue
-            for place, (one, _) in enumerate(self.variables[:-1]):
-                if address.factor_of(name_of(one)) == ONE:
-                    self.partner = one
-                    del self.variables[place]
-                    self.variables.insert(-1, (one, True))
-                    return
 
     def like(self, other: NestAxes) -> None:
         self.merged, self.variables = other.merged, other.variables
@@ -143,3 +132,13 @@ class NestAxes:
     def side(self) -> str:
         """Return how many steps along the partner one thread takes at a time."""
         return "side" if self.is_group else str(self.choices.tile)
+
+
+def turned_axis(addresses: Sequence[Extent], names: Sequence[str]) -> int | None:
+    """Return the axis along which neighbours lie in memory where they do not along the last."""
+    for address in addresses:
+        if names and address.factor_of(names[-1]) not in (None, ZERO, ONE):
+            for place, name in enumerate(names[:-1]):
+                if address.factor_of(name) == ONE:
+                    return place
+    return None

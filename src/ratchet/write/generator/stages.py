@@ -72,19 +72,14 @@ class StageWriter:
         `epilogue`: nests that a product computes as its blocks are ready.
         """
         if isinstance(node, Scatter):
-            return self._scatter(node, in_place)
+            filled = [] if in_place else self._filled(node)
+            return ["{", *filled, *self._scattered(node), "}"]
         if isinstance(node, Order):
             return self._order(node)
         assert isinstance(node, Matmul)
         return self._matmul(node, chained, epilogue)
 
     # --- scatter
-
-    def _scatter(self, node: Scatter, in_place: bool) -> list[str]:
-        lines = ["{"]
-        if not in_place:
-            lines += self._filled(node)
-        return [*lines, *self._scattered(node), "}"]
 
     def _filled(self, node: Scatter) -> list[str]:
         variables = self._variables(node.shape)
@@ -160,13 +155,7 @@ class StageWriter:
         last = node.places[-1]
         if not isinstance(last, Extent) or last != own:
             return False
-        for place in node.places[:-1]:
-            if isinstance(place, Extent):
-                if own.names & place.names:
-                    return False
-            elif not _constant_along(place, own):
-                return False
-        return True
+        return all(_constant_along(place, own) for place in node.places[:-1])
 
     # --- sort
 
@@ -379,21 +368,16 @@ def _steps(
     return address.replace({name_of(one): ZERO for one in axes}), (steps[0], steps[1])
 
 
-def _constant_along(node: Node, own: Extent) -> bool:
-    """Return whether a place's tensor is a view that leaves an axis out."""
-    if isinstance(node, Constant):
-        return True
-    if isinstance(node, Map):
-        return all(_constant_along(one, own) for one in node.args)
-    if isinstance(node, View):
-        for place in node.places:
-            if isinstance(place, Extent):
-                if own.names & place.names:
-                    return False
-            elif not _constant_along(place, own):
-                return False
-        return True
-    return False
+def _constant_along(place: Extent | Node, own: Extent) -> bool:
+    """Return whether a place, or its tensor as a view, leaves an axis out."""
+    match place:
+        case Extent():
+            return not own.names & place.names
+        case Map():
+            return all(_constant_along(one, own) for one in place.args)
+        case View():
+            return all(_constant_along(one, own) for one in place.places)
+    return isinstance(place, Constant)
 
 
 def _loops(variables: Sequence[Extent]) -> list[str]:

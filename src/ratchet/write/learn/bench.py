@@ -90,7 +90,9 @@ class ScreeningBench:
             self._screen(task, list(new.values()))
         compiled = self._rival == "compile" and task.key not in self.against_eager
         gain = self._compiled_gain(task, candidates) if compiled else 1.0
-        found = [_against(self._known[task.key, one.kernel.hash], gain) for one in candidates]
+        found = [self._known[task.key, one.kernel.hash] for one in candidates]
+        if gain != 1.0:
+            found = [replace(one, ratio=one.ratio and one.ratio / gain) for one in found]
         for one in new.values():  # what could not be measured now may be later
             if self._known[task.key, one.kernel.hash].status == "unmeasured":
                 del self._known[task.key, one.kernel.hash]
@@ -162,12 +164,6 @@ class ScreeningBench:
             else:  # no verdict, or noise: another run asks again
                 self._unsure[task.key] = known
         return max(1.0, float(known["gain"]))
-
-
-def _against(said: Screening, gain: float) -> Screening:
-    if gain == 1.0 or said.ratio is None:
-        return said
-    return replace(said, ratio=said.ratio / gain)
 
 
 def judge_answers(

@@ -269,17 +269,13 @@ def check_range(fine: bool, name: str, value: object, rule: str) -> None:
         raise LearnError(f"{name} {value!r} is out of range: give {rule}")
 
 
-def write_config(folder: Path, config: LearnConfig) -> None:
+def keep_config(folder: Path, config: LearnConfig) -> None:
+    """Write a run's config to its folder, or raise a LearnError if it holds another run's."""
     from ratchet.base.files import write_whole
 
-    write_whole(folder / "config.learn.json", encoded(config, indent=2))
-
-
-def same_config(folder: Path, config: LearnConfig) -> None:
-    """Raise a LearnError if a folder's run has another config than this one."""
     path = folder / "config.learn.json"
     if not path.exists():
-        return
+        return write_whole(path, encoded(config, indent=2))
     try:
         kept = msgspec.convert(json.loads(path.read_text()), LearnConfig)
     except (ValueError, RecursionError, msgspec.ValidationError, OSError) as error:
@@ -292,3 +288,4 @@ def same_config(folder: Path, config: LearnConfig) -> None:
             f"the run in {str(folder)!r} has {name} {getattr(kept, name)!r}, and this one "
             f"{getattr(config, name)!r}: give the same options, or another --out"
         )
+    write_whole(path, encoded(config, indent=2))

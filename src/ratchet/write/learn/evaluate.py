@@ -122,17 +122,16 @@ def with_headroom(
         if len(tasks) <= most or time.monotonic() > until:
             break
         candidates = random_drawer(task, HEADROOM_ANSWERS, seed + 1)
-        headroom[task.key] = _headroom(judge_answers(bench, task, candidates), config)
+        outcomes = judge_answers(bench, task, candidates)
+        pairs = [
+            (one, reward) for one in outcomes if (reward := reward_of(one, config)) is not None
+        ]
+        rewards = [reward for _, reward in pairs]
+        fast = _mean([is_fast(one) for one, _ in pairs])
+        left = max(rewards, default=0.0) - _mean(rewards)
+        headroom[task.key] = (1.0 - fast if fast else 0.0), left
     chosen = sorted(tasks, key=lambda one: headroom.get(one.key, (-1.0, 0.0)), reverse=True)[:most]
     return [one for one in tasks if one in chosen]
-
-
-def _headroom(outcomes: Sequence[Screening], config: LearnConfig) -> tuple[float, float]:
-    """Return the room for a rise of the share that is fast, and of the reward."""
-    pairs = [(one, reward_of(one, config)) for one in outcomes]
-    rewards = [reward for _, reward in pairs if reward is not None]
-    fast = _mean([is_fast(one) for one, reward in pairs if reward is not None])
-    return (1.0 - fast if fast else 0.0), max(rewards, default=0.0) - _mean(rewards)
 
 
 def least_rise(before: Evaluation, after: Evaluation) -> float:
@@ -174,8 +173,7 @@ def random_drawer(task: LearnTask, count: int, seed: int) -> list[Proposal | Non
 def _score(
     task: LearnTask, outcomes: Sequence[Screening], config: LearnConfig
 ) -> ProblemScore | None:
-    pairs = [(one, reward_of(one, config)) for one in outcomes]
-    measured = [(one, reward) for one, reward in pairs if reward is not None]
+    measured = _rewarded(outcomes, config)
     if not measured:
         return None
     ratios = [one.ratio for one, _ in measured if one.is_right and one.ratio is not None]
@@ -189,6 +187,12 @@ def _score(
         reward=_mean([reward for _, reward in measured]),
         best=max(ratios, default=None),
     )
+
+
+def _rewarded(outcomes: Sequence[Screening], config: LearnConfig) -> list[tuple[Screening, float]]:
+    """Return what could be measured, with its reward."""
+    pairs = ((one, reward_of(one, config)) for one in outcomes)
+    return [(one, reward) for one, reward in pairs if reward is not None]
 
 
 def _mean(values: Sequence[float]) -> float:

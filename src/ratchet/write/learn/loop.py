@@ -148,7 +148,7 @@ class Loop:
                     self.notes.append(f"the budget ended before round {number}")
                     break
                 self._round = (self.spent_s, self._bench.judged)
-                self._later_round(number, base) if number else self._first_round(base)
+                self._run_round(number, base)
         finally:
             self._bench.close()
             self._rollouts.close()
@@ -203,7 +203,7 @@ class Loop:
         kernels, least = self._evaluated()
         most = min(MOST_HELD_OUT, max(2, kernels // least))
         self._say("choosing held-out problems on which most can be won")
-        until = self._until(CHOOSING * self.options.budget_s)
+        until = time.monotonic() + CHOOSING * self.options.budget_s
         seed = self.config.seed
         return with_headroom(unseen, self._bench, self.config, most=most, seed=seed, until=until)
 
@@ -215,18 +215,16 @@ class Loop:
             self._within("base", steps=20_000),
             self._corpus(),
             folder,
-            deadline=self._until(FIRST["pretrain"] * self.options.budget_s),
+            deadline=time.monotonic() + FIRST["pretrain"] * self.options.budget_s,
             follow=self._follow("base"),
         )
         return done.policy
 
-    def _first_round(self, base: Policy) -> None:
-        corpus = self._corpus()
-        done = self._sft(0, base, corpus, FIRST["sft"] * self.options.budget_s)
-        found = self._evaluate(done.policy)
-        self._keep(done, "the first policy", found, corpus, kept=True)
-
-    def _later_round(self, number: int, base: Policy) -> None:
+    def _run_round(self, number: int, base: Policy) -> None:
+        if number == 0:
+            corpus = self._corpus()
+            done = self._sft(0, base, corpus, FIRST["sft"] * self.options.budget_s)
+            return self._keep(done, "the first policy", self._evaluate(done.policy), corpus)
         left = self.options.rounds + 1 - number
         share_s = max(1.0, self.options.budget_s - self.spent_s) / left
         self._write(share_s * EACH["write"], number)
@@ -273,9 +271,10 @@ class Loop:
     def _stage(
         self, name: str, number: int, start: Policy, base: Policy, corpus: Corpus, seconds: float
     ) -> LearnStage:
-        config = self._within("sft", steps=self.config.steps, number=number)
         if name == "grpo":
             config = self._within("grpo", steps=10_000, number=number, replay=self._replayed())
+        else:
+            config = self._within("sft", steps=self.config.steps, number=number)
         return LearnStage(
             config,
             corpus,
@@ -283,7 +282,7 @@ class Loop:
             base,
             self._train,
             self.out / f"round-{number}" / name,
-            deadline=self._until(seconds),
+            deadline=time.monotonic() + seconds,
             follow=self._follow(f"round {number}: {name}"),
             rollouts=self._rollouts,
         )
@@ -312,8 +311,11 @@ class Loop:
         policy = load_policy(self.out / "policy", device=self.config.device)
         draw = policy_drawer(policy, rollouts=self._rollouts)
         for turn in itertools.count():
-            before = self._bench.judged
-            for task in self._by_promise(number):
+            before, known = self._bench.judged, self._bench.best()
+            # Those with the slowest best kernel, or none, come first; each round begins further on.
+            order = sorted(self._train, key=lambda one: known.get(one.key, 0.0))
+            first = (number - 1) * 3 % max(1, len(order))
+            for task in [*order[first:], *order[:first]]:
                 if time.monotonic() > until:
                     return
                 self._say(f"round {number}: writing for {task.name}")
@@ -333,13 +335,6 @@ class Loop:
         ]
         proposals = author.propose(progress, WRITTEN)
         self._bench.outcomes(task, proposals)
-
-    def _by_promise(self, number: int) -> list[LearnTask]:
-        """Return the problems, those with the slowest best kernel, or none, first."""
-        known = self._bench.best()
-        order = sorted(self._train, key=lambda one: known.get(one.key, 0.0))
-        turn = (number - 1) * 3 % max(1, len(order))
-        return order[turn:] + order[:turn]
 
     def _evaluate(self, policy: Policy) -> Evaluation:
         """Evaluate a policy on the held-out problems, which are the same in all rounds."""
@@ -364,7 +359,7 @@ class Loop:
         found: Evaluation,
         corpus: Corpus,
         *,
-        kept: bool,
+        kept: bool = True,
     ) -> None:
         """Record a round, and put its policy in place if it is kept."""
         trained = done.trained
@@ -437,9 +432,6 @@ class Loop:
         rate = self.config.rate * RATES[stage]
         share = self.config.replay if replay is None else replay
         return config.changed(steps=steps, rate=rate, seed=self.config.seed + number, replay=share)
-
-    def _until(self, seconds: float) -> float:
-        return time.monotonic() + seconds
 
     def _follow(self, name: str) -> Callable[[str, Row], None]:
         rows = self.curves.setdefault(name, [])

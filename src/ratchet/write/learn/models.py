@@ -108,16 +108,6 @@ def train_tokenizer(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
     return found
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, place: str) -> None:
-    """Raise a LearnError if a tokenizer has tokens that a model does not know."""
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise LearnError(
-            f"the tokenizer of {place!r} has {len(tokenizer)} tokens and its model {rows}: "
-            "they do not belong together; give a folder that holds both of one model"
-        )
-
-
 def _pieces(texts: Sequence[str]) -> list[str]:
     left, found = SAMPLE_CHARACTERS, []
     for text in texts:
@@ -183,7 +173,12 @@ def load_model(
         ) from error
     except torch.OutOfMemoryError as error:
         raise LearnError(f"{what} does not fit in memory: give a smaller one") from error
-    check_tokenizer(tokenizer, model, name)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:  # tokens that the model does not know
+        raise LearnError(
+            f"the tokenizer of {name!r} has {len(tokenizer)} tokens and its model {rows}: "
+            "they do not belong together; give a folder that holds both of one model"
+        )
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if tokenizer.chat_template is None:

@@ -227,7 +227,7 @@ class Reinforcement(Objective):
         self._rollouts = rollouts or Rollouts()
         self._deadline = math.inf if deadline is None else deadline
         with_copy = config.kl > 0 and not hasattr(model, ADAPTER)
-        self._start = _frozen(model) if with_copy else None
+        self._start = copy.deepcopy(model).eval().requires_grad_(False) if with_copy else None
         self.dead = self.resampled = self.answers = self.invalid = 0
         self._means: list[float] = []
         self._since_reward = 0
@@ -248,7 +248,15 @@ class Reinforcement(Objective):
         if not alive:
             return StepWork(tokens=0, loss=lambda: torch.zeros(()), updates=0, figures=figures)
         answers = [one for group in alive for one in group.answers]
-        gains = torch.tensor([one for group in alive for one in self._gains(group)])
+        gains = torch.tensor(
+            [
+                one
+                for group in alive
+                for one in advantages(
+                    group.earned, [noise_of(said, config) for said in group.outcomes]
+                )
+            ]
+        )
         pad = self._tokenizer.pad_token_id
         with torch.no_grad():
             before, asked = answer_logs(model, answers, pad, as_drawn=True)
@@ -276,10 +284,6 @@ class Reinforcement(Objective):
             return answer_logs(self._start, answers, pad)[0]
         with getattr(model, ADAPTER)():
             return answer_logs(model, answers, pad)[0]
-
-    def _gains(self, group: Group) -> list[float]:
-        noises = [noise_of(one, self._config) for one in group.outcomes]
-        return advantages(group.earned, noises)
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         return {} if self._skills is None else self._skills.measure(model)
@@ -458,8 +462,3 @@ FAST: Final = 1.2
 def is_fast(outcome: Screening) -> bool:
     """Return whether a kernel is right and at least FAST times as fast as its rival."""
     return outcome.is_right and outcome.ratio is not None and outcome.ratio >= FAST
-
-
-def _frozen(model: PreTrainedModel) -> PreTrainedModel:
-    found = copy.deepcopy(model).eval()
-    return found.requires_grad_(False)

@@ -52,21 +52,20 @@ class LearnReport(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
 
 
-Render = Callable[[LearnReport], str]
 RESULT, PAGE = "result.json", "report.html"
 
 
-def write_report(report: LearnReport, folder: Path, render: Render) -> dict[str, str]:
+def write_report(report: LearnReport, folder: Path) -> dict[str, str]:
     """Write result.json and the page; return their paths."""
     write_whole(folder / RESULT, encoded(report, indent=2))
-    write_whole(folder / PAGE, render(report).encode())
+    write_whole(folder / PAGE, render_learn_page(report).encode())
     return {"result": str(folder / RESULT), "page": str(folder / PAGE)}
 
 
-def refresh_page(report: LearnReport, folder: Path, render: Render) -> None:
+def refresh_page(report: LearnReport, folder: Path) -> None:
     """Write the page of a run that goes on; a full disk does not end the run."""
     with contextlib.suppress(OSError):
-        write_whole(folder / PAGE, render(report).encode())
+        write_whole(folder / PAGE, render_learn_page(report).encode())
 
 
 RELOAD_S: Final = 3

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 TOKENIZER = "tokenizer"
+FIGURES: Final = ("steps", "forgetting", "replay", "spent_s")
+"""What a policy's card says of its training."""
 MEMBER: Final = 1_000_003
 """Distance between the seeds of a soup's members."""
 MOVED: Final = (0.75, 0.5, 0.25)
@@ -309,12 +311,7 @@ def _kept(
         stage=stage,
         parameters=count_parameters(model),
         corpus=corpus.card.hash,
-        figures={
-            "steps": trained.steps,
-            "forgetting": trained.forgetting,
-            "replay": trained.replay,
-            "spent_s": trained.spent_s,
-        },
+        figures={name: getattr(trained, name) for name in FIGURES},
     )
     policy = Policy(model=model, tokenizer=tokenizer, card=card)
     save_policy(folder, policy)
@@ -326,14 +323,9 @@ def _kept(
 def finished(folder: Path, *, device: str) -> StageResult:
     """Return a finished stage from its folder's policy and card."""
     policy = load_policy(folder, device=device)
-    figures = policy.card.figures
-    trained = Trained(
-        steps=int(figures["steps"]),
-        stopped="done",
-        replay=figures["replay"],
-        forgetting=figures["forgetting"],
-        spent_s=figures["spent_s"],
-    )
+    figures = {name: policy.card.figures[name] for name in FIGURES}
+    steps = int(figures.pop("steps"))
+    trained = Trained(steps=steps, stopped="done", **figures)
     return StageResult(policy=policy, trained=trained, folder=folder)
 
 

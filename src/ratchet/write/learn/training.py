@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from ratchet.base import Json
 from ratchet.base.errors import LearnError
 from ratchet.base.files import make_folder, whole_file
-from ratchet.write.learn.config import LearnConfig, same_config, write_config
+from ratchet.write.learn.config import LearnConfig, keep_config
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -388,7 +388,13 @@ def train(
     forgetting = next(
         (float(one["forgetting"]) for one in reversed(curve.rows) if "forgetting" in one), 0.0
     )
-    stopped, step_s, measured = "done", 0.0, -1
+
+    def save() -> None:
+        progress.replay, progress.owed = debt.share, debt.owed
+        progress.notes = objective.state()
+        save_checkpoint(folder, model, optimizer, progress)
+
+    stopped, step_s, measured, begun = "done", 0.0, -1, progress.step
     model.train()
     with Trackers(folder, config) as trackers:
         for step in range(progress.step, config.steps):
@@ -428,16 +434,12 @@ def train(
             trackers.add(row)
             if follow is not None:
                 follow(objective.stage, row)
-            last = progress.step == config.steps or stopped != "done"
-            if progress.step % config.save_every == 0 or last:
-                progress.replay, progress.owed = debt.share, debt.owed
-                progress.notes = objective.state()
-                save_checkpoint(folder, model, optimizer, progress)
             if stopped != "done":
                 break
-    if stopped == "budget":
-        progress.replay, progress.owed, progress.notes = debt.share, debt.owed, objective.state()
-        save_checkpoint(folder, model, optimizer, progress)
+            if progress.step % config.save_every == 0 and progress.step < config.steps:
+                save()
+    if progress.step > begun:
+        save()
     if memory is not None and measured != progress.step:
         forgetting = memory.measure(model).forgetting  # of the weights that are kept
     model.eval()
@@ -458,8 +460,7 @@ def open_folder(folder: Path, config: LearnConfig) -> None:
     """
     make_folder(folder)
     try:
-        same_config(folder, config)
-        write_config(folder, config)
+        keep_config(folder, config)
     except OSError as error:
         raise LearnError(
             f"the run's folder {str(folder)!r} cannot be written ({error.strerror}): give another"

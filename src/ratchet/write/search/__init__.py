@@ -18,6 +18,7 @@ from ratchet.write.effort import Rungs
 from ratchet.write.search.strategies import (
     Evolution,
     Move,
+    OptunaSearch,
     ScoredSchedule,
     SearchStrategy,
     is_valid,
@@ -37,12 +38,16 @@ MOST_EXAMPLES: Final = 4000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Example:
+class Earlier:
     """A schedule that was timed on a problem."""
 
     problem: str
+    """The problem's hash."""
     features: tuple[float, ...]
     time_s: float
+    kernel: str = ""
+    schedule: Schedule = ()
+    right: bool = True
 
 
 class CostModel:
@@ -57,7 +62,7 @@ class CostModel:
         self._left = values - self._known @ self._weights
 
     @staticmethod
-    def fit(examples: Sequence[Example]) -> CostModel | None:
+    def fit(examples: Sequence[Earlier]) -> CostModel | None:
         """Return a model of the newest examples; None if too few have features of one length."""
         if not examples:
             return None
@@ -89,7 +94,7 @@ class CostModel:
         return scaled
 
 
-def _centred(examples: Sequence[Example], times: FloatArray) -> FloatArray:
+def _centred(examples: Sequence[Earlier], times: FloatArray) -> FloatArray:
     """Return each log time less the mean of its problem's."""
     by_problem: dict[str, list[int]] = {}
     for index, one in enumerate(examples):
@@ -111,31 +116,11 @@ SLOWER: Final = 0.5
 more than this, in the logarithm of the time, is left out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Earlier:
-    """A schedule that an earlier run timed."""
-
-    problem: str
-    kernel: str
-    schedule: Schedule
-    features: tuple[float, ...]
-    time_s: float
-    right: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Experience:
     """Everything that earlier runs on this device timed."""
 
     earlier: Sequence[Earlier] = field(default_factory=tuple)
-
-    def examples(self) -> list[Example]:
-        """Return them as a cost model takes them."""
-        return [
-            Example(problem=one.problem, features=one.features, time_s=one.time_s)
-            for one in self.earlier
-            if one.right
-        ]
 
     def openers(self, space: Space, problem: str, model: CostModel | None) -> list[Move]:
         """Return what to try first on a problem: a similar problem's best, then the space's own.
@@ -145,10 +130,16 @@ class Experience:
         """
         own = [Move(schedule=one, note="the space's first choices") for one in space.first()]
         same = [one for one in self._best() if one.problem == problem]
-        found = [_moved(one, "the best of an earlier run on this problem") for one in same]
         near = self._nearest(space, problem, model, own)
-        found += [_moved(one, "the best on a similar problem") for one in near]
-        valid = [move for move in found if is_valid(space, move.schedule)]
+        valid = [
+            Move(schedule=one.schedule, note=note)
+            for ones, note in (
+                (same, "the best of an earlier run on this problem"),
+                (near, "the best on a similar problem"),
+            )
+            for one in ones
+            if is_valid(space, one.schedule)
+        ]
         unique: dict[Schedule, Move] = {}
         for move in [*valid[:MOST_OPENERS], *own]:
             unique.setdefault(move.schedule, move)
@@ -176,11 +167,11 @@ class Experience:
             return []
         features = [space.features(one.schedule) for one in others]
         if model is None:
-            far = {
-                id(one): _distance(one.features, here)
+            far = [  # features of different kinds have no distance
+                math.dist(one.features, here) if len(one.features) == len(here) else math.inf
                 for one, here in zip(others, features, strict=True)
-            }
-            return sorted(others, key=lambda one: far[id(one)])
+            ]
+            return [others[index] for index in sorted(range(len(others)), key=far.__getitem__)]
         times = [float(value) for value in model.predict(features)]
         limit = math.inf
         if own:
@@ -188,15 +179,6 @@ class Experience:
             limit = float(min(first)) + SLOWER
         order = sorted(range(len(others)), key=lambda index: times[index])
         return [others[index] for index in order if times[index] <= limit]
-
-
-def _moved(one: Earlier, note: str) -> Move:
-    return Move(schedule=one.schedule, note=note)
-
-
-def _distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return how far two problems' features lie apart; infinite if they are of different kinds."""
-    return math.dist(one, other) if len(one) == len(other) else math.inf
 
 
 class RandomSearch:
@@ -215,15 +197,9 @@ class RandomSearch:
         return [Move(schedule=one, note="drawn") for one in itertools.islice(draws, count)]
 
 
-def _optuna(space: Space, source: random.Random) -> SearchStrategy:
-    from ratchet.write.search.strategies import OptunaSearch
-
-    return OptunaSearch(space, source)
-
-
 STRATEGIES: Final[Mapping[str, Callable[[Space, random.Random], SearchStrategy]]] = {
     "evolution": Evolution,
-    "optuna": _optuna,
+    "optuna": OptunaSearch,
     "random": RandomSearch,
 }
 OVERSAMPLED: Final = 4
@@ -265,12 +241,13 @@ class SearchAuthor:
         hashes = {one.schedule: one.kernel_hash for one in answers}
         model = None if self._plain else self._model(progress.problem.hash, answers)
         if self._openers is None:
-            self._openers = self._first(progress.problem.hash, model)
-        known = {trial.schedule for trial in trials}
+            key, known = progress.problem.hash, self._experience
+            self._openers = [] if self._plain else known.openers(self._space, key, model)
+        tested = {trial.schedule for trial in trials}
         proposals: list[Proposal] = []
         while self._openers and len(proposals) < count:
             move = self._openers.pop(0)
-            if move.schedule not in known:
+            if move.schedule not in tested:
                 reasoned = move.schedule not in self._space.first()[1:]
                 proposals += self._proposed([move], hashes, opener=reasoned)
         left = count - len(proposals)
@@ -290,9 +267,6 @@ class SearchAuthor:
             self._others[key] = is_valid(self._space, proposal.schedule)
         return self._others[key]
 
-    def _first(self, problem: str, model: CostModel | None) -> list[Move]:
-        return [] if self._plain else self._experience.openers(self._space, problem, model)
-
     def _trials(self, answers: Sequence[Answer]) -> list[ScoredSchedule]:
         """Return every schedule that was proposed, with the score to expect of it."""
         rungs = Rungs()
@@ -300,25 +274,23 @@ class SearchAuthor:
             if one.status in FAILED:
                 rungs.record(one.kernel_hash, None)
             elif one.status in RIGHT and one.ratio is not None and one.ratio > 0:
-                own = one
-                rungs.record(own.kernel.hash, math.log(one.ratio), opener=own.opener)
+                rungs.record(one.kernel_hash, math.log(one.ratio), opener=one.opener)
         expected = rungs.expected()
         told = {one.schedule: one.kernel_hash for one in answers}
-        schedules = dict.fromkeys([*self._asked, *told])
-        found = []
-        for schedule in schedules:
-            score = expected.get(told.get(schedule, ""))
-            found.append(ScoredSchedule(schedule=schedule, score=score))
-        return found
+        return [
+            ScoredSchedule(schedule=one, score=expected.get(told.get(one, "")))
+            for one in dict.fromkeys([*self._asked, *told])
+        ]
 
     def _model(self, problem: str, answers: Sequence[Answer]) -> CostModel | None:
         newest = {one.schedule: one for one in answers if one.time_s}
         own = [
-            Example(problem=problem, features=one.features, time_s=one.time_s or 0.0)
+            Earlier(problem=problem, features=one.features, time_s=one.time_s or 0.0)
             for one in newest.values()
             if one.status in RIGHT and one.features
         ]
-        return CostModel.fit([*self._experience.examples(), *own])
+        known = (one for one in self._experience.earlier if one.right)
+        return CostModel.fit([*known, *own])
 
     def _chosen(self, moves: Sequence[Move], count: int, model: CostModel | None) -> list[Move]:
         """Return the moves that the model predicts to be fastest, and some that it did not rank."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ratchet.write.form.extent import ONE, ZERO, Extent, named, product_of, unflattened
+from ratchet.write.form.extent import Extent, named, product_of, unflattened
 from ratchet.write.form.form import Fold, Node, Scan
 from ratchet.write.generator.evaluate import LoopScope
 from ratchet.write.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
@@ -81,10 +81,10 @@ class TileNest:
         names: Sequence[str],
         read_elsewhere: frozenset[Node],
         *,
-        by_columns: frozenset[str] = frozenset(),
-        stays: bool = False,
+        turned: int | None,
+        stays: bool,
     ) -> None:
-        """`by_columns`: axes that neighbours in memory follow, for squares that are turned.
+        """`turned`: the axis that neighbours in memory follow, which shares squares with the last.
 
         `stays`: programs take several tiles, as they do for reductions over rows.
         """
@@ -95,9 +95,16 @@ class TileNest:
         self.rowwise = bool(roles & ROWWISE)
         self.folds = [(n, role) for n, role in nest.members.items() if role in FOLDED]
         self.stays = stays or bool(self.folds)
-        self.turned = False
         self.passes = passes_of(nest, plan.kept) if self.rowwise else dict.fromkeys(nest.members, 0)
-        outer, inner = self._split(roles, by_columns)
+        every = list(range(len(nest.sizes)))
+        outer, inner = [], every
+        self.turned = False
+        if self.rowwise or "column fold" in roles:
+            inner = [k for k in every if k in (nest.inner or ())]
+            outer = [k for k in every if k not in inner]
+        elif turned is not None:
+            self.turned = True
+            outer, inner = [*(k for k in every[:-1] if k != turned), turned], every[-1:]
         self.height = product_of(nest.sizes[k] for k in outer)
         self.width = product_of(nest.sizes[k] for k in inner)
         self.moved: dict[str, Extent] = {}
@@ -106,18 +113,6 @@ class TileNest:
             for k, place in zip(axes, unflattened(named(letter, bound), sizes), strict=True):
                 self.moved[f"{nest.name}_{k}"] = place
         self._totals: list[tuple[Fold, Role, str]] = []
-
-    def _split(self, roles: set[Role], by_columns: frozenset[str]) -> tuple[list[int], list[int]]:
-        every = list(range(len(self.nest.sizes)))
-        if self.rowwise or "column fold" in roles:
-            inner = self.nest.inner or frozenset()
-            return [k for k in every if k not in inner], [k for k in every if k in inner]
-        partner = [k for k in every[:-1] if f"{self.nest.name}_{k}" in by_columns]
-        if partner:
-            self.turned = True
-            rest = [k for k in every[:-1] if k != partner[-1]]
-            return [*rest, partner[-1]], every[-1:]
-        return [], every
 
     # --- indices
 
@@ -363,26 +358,8 @@ class TileNest:
         """Store what has one value for each row."""
         evaluator = self.evaluator
         stores = []
-        for node, role in self.nest.members.items():
-            wanted = node in self.read_elsewhere or node in self.plan.outputs
-            if role == "row" or (role == "row fold" and wanted):
-                index = self.own_index(node)
-                value = evaluator.value(node, index)
-                stores.append(evaluator.store(self.buffers[node], index, value))
+        for node in self.nest.row_results({*self.read_elsewhere, *self.plan.outputs}):
+            index = self.own_index(node)
+            value = evaluator.value(node, index)
+            stores.append(evaluator.store(self.buffers[node], index, value))
         row.lines += stores
-
-
-def turned_axes(nest: LoopNest, addresses: Sequence[Extent]) -> frozenset[str]:
-    """Return the axis along which neighbours lie in memory where they do not along the last."""
-    if not nest.sizes:
-        return frozenset()
-    last = f"{nest.name}_{len(nest.sizes) - 1}"
-    for address in addresses:
-        step = address.factor_of(last)
-        if step is None or step in (ZERO, ONE):
-            continue
-        for place in range(len(nest.sizes) - 1):
-            name = f"{nest.name}_{place}"
-            if address.factor_of(name) == ONE:
-                return frozenset([name])
-    return frozenset()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.write.form.extent import Extent, product_of
+from ratchet.write.form.extent import product_of
 from ratchet.write.form.form import (
     REALS,
     LoopForm,
@@ -18,10 +18,11 @@ from ratchet.write.form.form import (
     over_of,
 )
 from ratchet.write.generator.evaluate import Buffer
-from ratchet.write.generator.fusion import LoopNest, Stage, own_reads, planned, reads_of
+from ratchet.write.generator.fusion import LoopNest, Stage, dense, own_reads, planned, reads_of
+from ratchet.write.generator.nest_axes import turned_axis
 from ratchet.write.generator.schedule import TileChoices
 from ratchet.write.generator.source import parts_of
-from ratchet.write.generator.triton.nests import TileNest, WrittenStage, turned_axes, words
+from ratchet.write.generator.triton.nests import TileNest, WrittenStage, words
 from ratchet.write.generator.triton.stages import HALVES, TileStage
 from ratchet.write.generator.triton.values import TileEvaluator, rendered
 
@@ -145,13 +146,12 @@ class TileForm:
             tag = f"{self.number}_{number}"
             if isinstance(stage, LoopNest):
                 product = taken.get(id(stage))
-                written = self._nest(stage, tag) if product is None else self._alone(
-                    product, tag, stage
-                )  # fmt: skip
+                own = TileStage(tag, self.evaluator, self.names)
+                written = own.write(product, stage) if product else self._nest(stage, tag)
             elif stage.node in epilogues:
                 continue
             else:
-                written = self._alone(stage.node, tag, None)
+                written = TileStage(tag, self.evaluator, self.names).write(stage.node, None)
             kernels += written.kernels
             host += written.host
         return "\n\n\n".join([*kernels, self._fits(), self._function(host)])
@@ -208,20 +208,18 @@ class TileForm:
             for one, index in reads_of(node, nest.place_of(over_of(node), every), self.plan.kept)
             if one in self.buffers and not any("@" in name for e in index for name in e.names)
         ]
-        turned = turned_axes(nest, addresses) if self.choices.turn else frozenset()
+        names = [f"{nest.name}_{place}" for place in every]
+        turned = turned_axis(addresses, names) if self.choices.turn else None
         writer = TileNest(
             nest,
             self.plan,
             self.evaluator,
             self.names,
             elsewhere,
-            by_columns=turned,
+            turned=turned,
             stays=self.choices.loop,
         )
         return writer.write(tag)
-
-    def _alone(self, node: Node, tag: str, epilogue: LoopNest | None) -> WrittenStage:
-        return TileStage(tag, self.evaluator, self.names).write(node, epilogue)
 
     def _epilogues(self) -> dict[Node, LoopNest]:
         """Return the nests that only go through one product's result, element by element."""
@@ -247,13 +245,11 @@ class TileForm:
 
     def _goes_through(self, nest: LoopNest, product: Matmul) -> bool:
         every = tuple(range(len(nest.sizes)))
-        own = nest.place_of(product.shape, every) if len(nest.sizes) == sum(
-            size != 1 for size in map(_number, product.shape)
-        ) else None  # fmt: skip
-        if own is None or set(nest.members.values()) != {"element"}:
+        whole = len(nest.sizes) == len(dense(product.shape))
+        if not whole or set(nest.members.values()) != {"element"}:
             return False
         return all(
-            index == own
+            index == nest.place_of(product.shape, every)
             for node in nest.members
             for one, index in reads_of(node, nest.place_of(node.shape, every), self.plan.kept)
             if one is product
@@ -308,7 +304,3 @@ def bindings(form: LoopForm) -> list[tuple[str, str]]:
         (name, f"x{place}.shape[{dim}]{f' // {factor}' if factor != 1 else ''}")
         for name, (place, dim, factor) in form.named_sizes().items()
     ]
-
-
-def _number(size: Extent) -> int | None:
-    return size.constant
