@@ -20,7 +20,8 @@ from torch import Tensor
 from ratchet.base.errors import RatchetError
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import built_in_kernel
-from ratchet.judge.kernels.library import ISAS, LIBRARY, kernels_for
+from ratchet.judge.kernels.library import LIBRARY, kernels_for
+from ratchet.judge.kernels.library.sources import ISAS
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites import find_problem, load_suite
 from ratchet.judge.problems.suites.shipped import WorkloadShapes

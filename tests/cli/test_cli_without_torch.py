@@ -79,7 +79,7 @@ json.dump(answers, sys.stdout)
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, bool, bool]]:
     """Exit code and line of each call, and whether torch and scipy were imported by then."""
-    from ratchet.judge.kernels.library import Variant
+    from ratchet.judge.kernels.library.sources import Variant
 
     folder = tmp_path_factory.mktemp("mistakes")
     (folder / "broken.py").write_text("def silu(\n")

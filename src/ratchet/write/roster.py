@@ -40,7 +40,8 @@ def library_author(problem: Problem, *, name: str = "library") -> GivenAuthor:
     file's problem of that name is another one.
     """
     from ratchet.base.devices.probe import best_isa
-    from ratchet.judge.kernels.library import ANY_GPU, kernels_for
+    from ratchet.judge.kernels.library import kernels_for
+    from ratchet.judge.kernels.library.sources import ANY_GPU
 
     found = [kernels_for(target).get(problem.name) for target in (best_isa(), ANY_GPU)]
     return GivenAuthor(

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from ratchet.amd.compile.triton_source import load_interpreted
 from ratchet.judge.kernels import registry
-from ratchet.judge.kernels.library import ANY_GPU, kernels_for, register_ops
+from ratchet.judge.kernels.library import kernels_for, register_ops
 from ratchet.judge.kernels.library.adamw import step_adamw
+from ratchet.judge.kernels.library.sources import ANY_GPU
 from ratchet.judge.kernels.registry import build_kernel
 
 OPS = torch.ops.ratchet

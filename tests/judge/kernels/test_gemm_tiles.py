@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ratchet.judge.kernels import library as sources
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.kernels.library import sources
 
 pytestmark = pytest.mark.compiler
 

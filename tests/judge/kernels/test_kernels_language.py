@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from ratchet.base.errors import CompilerMissing, KernelError
-from ratchet.judge.kernels import abi, library
+from ratchet.judge.kernels import abi
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.kernels.library import sources
 
 COPY = """
 #include "ratchet_abi.h"
@@ -60,7 +61,7 @@ def test_the_header_has_every_dtype() -> None:
     names = {"F32": "float32", "BF16": "bfloat16", "F64": "float64", "I64": "int64"}
     names |= {"I32": "int32", "BOOL": "bool", "F16": "float16", "U8": "uint8", "I8": "int8"}
     names |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
-    listed = library.self_contained("ratchet_abi.h").partition("enum {")[2].partition("}")[0]
+    listed = sources.self_contained("ratchet_abi.h").partition("enum {")[2].partition("}")[0]
     codes = re.findall(r"RATCHET_(\w+) = (\d+)", listed)
     assert {names[name]: int(code) for name, code in codes} == abi.DTYPE_CODES
     sizes = {name: getattr(torch, name).itemsize for name in abi.DTYPE_CODES}
@@ -140,8 +141,8 @@ def test_a_kernel_survives_json(kernel: Kernel) -> None:
 
 
 def test_library_sources_hold_all_of_their_headers() -> None:
-    text = library.self_contained("gated_activation.cpp")
+    text = sources.self_contained("gated_activation.cpp")
     assert '#include "' not in text
     assert text.count("static inline vf vexp(") == 1
     with pytest.raises(KernelError, match="target 'mmx'"):
-        library.language_for("mmx")
+        sources.language_for("mmx")

@@ -14,7 +14,8 @@ from ratchet.base.devices.probe import best_isa
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
-from ratchet.judge.kernels.library import ISAS, LIBRARY
+from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.kernels.library.sources import ISAS
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
 

@@ -19,7 +19,8 @@ from ratchet.base.errors import RatchetError
 from ratchet.judge.court.suite import find_kernels, kernelbench_suite
 from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.kernels.kernel_file import load_kernel
-from ratchet.judge.kernels.library import ANY_GPU, LIBRARY, Variant, kernels_for
+from ratchet.judge.kernels.library import LIBRARY, kernels_for
+from ratchet.judge.kernels.library.sources import ANY_GPU, Variant
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.terms import Terms
 from ratchet.judge.trial import arms

@@ -16,15 +16,8 @@ import torch
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.library import (
-    ANY_GPU,
-    ISAS,
-    LIBRARY,
-    kernels_for,
-    language_for,
-    register_ops,
-    why_no_kernel,
-)
+from ratchet.judge.kernels.library import LIBRARY, kernels_for, register_ops, why_no_kernel
+from ratchet.judge.kernels.library.sources import ANY_GPU, ISAS, language_for
 from ratchet.judge.kernels.registry import build_kernel, load_entry
 
 register_ops()

@@ -8,7 +8,6 @@ import pytest
 
 from ratchet.base.errors import PublishError
 from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.problems.suites.shipped import HOMES
 from ratchet.train.publish.examples import EXAMPLES, examples_of
 from ratchet.train.publish.extract import ALL, Extract, OwnModule
 
@@ -73,11 +72,11 @@ def test_ops_move_to_the_package_s_namespace() -> None:
     assert 'KernelError("torch.ops.own.x")' in extract.texts("own")["_made_up.py"]
 
 
-@pytest.mark.parametrize("library", HOMES)
+@pytest.mark.parametrize("library", LIBRARY)
 def test_a_library_kernel_s_modules_need_no_ratchet(library: str) -> None:
-    extract = Extract(frozenset(set(HOMES) - {library}))
+    extract = Extract(frozenset(set(LIBRARY) - {library}))
     asked = ["step_adamw"] if library == "adamw" else []
-    extract.add(f"ratchet.judge.kernels.library.{HOMES[library].file}", asked)
+    extract.add(LIBRARY[library].module, asked)
     texts = extract.texts("own")
     for file, text in texts.items():
         for node in ast.walk(ast.parse(text)):

@@ -260,7 +260,7 @@ def _hottest(parts: list[tuple[EmulatedKernel, str]]) -> tuple[HotLine, ...]:
     return tuple(sorted(lines, key=lambda one: -max(one.cycles, one.moved))[:HOTTEST])
 
 
-NO_TRITON: Final = "triton is not installed: pip install triton==3.7.1"
+NO_TRITON: Final = "triton is not installed: pip install 'torch-ratchet[triton]'"
 
 
 def settings_for(

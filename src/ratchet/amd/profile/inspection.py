@@ -179,7 +179,8 @@ def find_action(language: Language) -> str:
         )
     if action == "python" and importlib.util.find_spec("triton") is None:
         raise KernelError(
-            "triton is not installed, and it compiles the kernels: pip install triton==3.7.1"
+            "triton, which compiles the kernels, is not installed: "
+            "pip install 'torch-ratchet[triton]'"
         )
     return action
 

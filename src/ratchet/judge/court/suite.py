@@ -419,7 +419,8 @@ def _of_library(candidate: str) -> Find:
 
     def find(name: str, problem: Problem) -> Asked:
         from ratchet.base.devices.probe import best_isa
-        from ratchet.judge.kernels.library import ANY_GPU, kernels_for
+        from ratchet.judge.kernels.library import kernels_for
+        from ratchet.judge.kernels.library.sources import ANY_GPU
 
         if not kernels:
             target = ANY_GPU if candidate == "library-triton" else best_isa()

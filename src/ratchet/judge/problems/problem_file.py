@@ -47,6 +47,7 @@ from ratchet.base import files
 from ratchet.base.errors import KernelError
 from ratchet.base.process import WALL_FACTOR, watchdog
 from ratchet.base.process.channel import Message
+from ratchet.judge.problems import file_keeper
 from ratchet.judge.problems.card import ProblemCard, card_of
 from ratchet.judge.problems.problem import JUDGED_AT, Problem, Tier
 
@@ -54,8 +55,6 @@ Scale = float | Literal["auto", "emulated"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
 LOADING_LIMIT_S: Final = 180.0
 """The default."""
-KEEPER: Final = "ratchet.judge.problems.file_keeper"
-SUITES: Final = "ratchet.judge.problems.suites"
 TORCH: Final = "torch"
 KEEPER_GRACE_S: Final = 3.0
 LONGEST_WAIT_S: Final = 1e6
@@ -100,7 +99,11 @@ def load_problem(
         if describe is None or TORCH in sys.modules:
             return find_problem(given).at(*tiers)
         text = ""
-        request: Message = {"by": SUITES, "name": given, "threads": len(os.sched_getaffinity(0))}
+        request: Message = {
+            "by": family_of.__module__,
+            "name": given,
+            "threads": len(os.sched_getaffinity(0)),
+        }
     else:
         text, _, names = _read_problem(given)
         request = _request(path, text, names, scale)
@@ -274,7 +277,7 @@ def described(request: Message, limit_s: float) -> Message:
     arguments = [str(answer), f"{limit_s:.3f}", str(os.getpid())]
     with os.fdopen(answer, "r", encoding="utf-8") as file:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", KEEPER, *arguments],
+            [sys.executable, "-P", "-m", file_keeper.__name__, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

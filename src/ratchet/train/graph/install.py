@@ -20,7 +20,8 @@ from torch.fx import Graph, GraphModule
 
 from ratchet import base
 from ratchet.base.devices.probe import best_isa
-from ratchet.judge.kernels.library import ANY_GPU, LIBRARY, register_ops
+from ratchet.judge.kernels.library import LIBRARY, register_ops
+from ratchet.judge.kernels.library.sources import ANY_GPU
 from ratchet.train.graph.nodes import Declined
 from ratchet.train.graph.patterns import select
 from ratchet.train.graph.scope import InstallReport, Pattern, Scope

@@ -9,7 +9,8 @@ from typing import get_args
 import msgspec
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.kernels.library import LIBRARY, LibraryKernel, why_no_kernel
+from ratchet.judge.kernels.library import LIBRARY, why_no_kernel
+from ratchet.judge.kernels.library.sources import LibraryKernel
 from ratchet.train.levers import system
 from ratchet.train.levers.base import Lever, Situation
 from ratchet.train.levers.operators import LEVERS

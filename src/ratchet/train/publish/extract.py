@@ -15,12 +15,13 @@ from typing import Final
 
 from ratchet import base
 from ratchet.judge.kernels import kernel, library
+from ratchet.judge.kernels.library import sources
 from ratchet.judge.problems import problem
 from ratchet.judge.problems.suites import shipped
 
 LEFT_BEHIND: Final = (
     base.NAME,
-    *(one.__name__ for one in (kernel, library, problem, shipped)),
+    *(one.__name__ for one in (kernel, library, sources, problem)),
 )
 """Modules about judging and choosing kernels, which an exported package does not need."""
 REFERENCES: Final = f"{shipped.__name__}."

@@ -10,12 +10,11 @@ from functools import cached_property
 from pathlib import PurePosixPath
 from typing import Final
 
-from ratchet.judge.kernels import library, registry
+from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages.cpp import FLAGS, HEADERS, macros
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.case import TensorSpec
-from ratchet.judge.problems.suites.shipped import HOMES
 from ratchet.train.publish.admitted import AdmittedKernel, AdmittedRecipe
 from ratchet.train.publish.examples import ADAMW, HEAD, OP, REGION, TAIL, OpExample, examples_of
 from ratchet.train.publish.extract import Extract, file_of
@@ -121,10 +120,10 @@ class KernelPackage:
 
     def _extract(self) -> Extract:
         own = [name for name in self.admitted.libraries if name in LIBRARY]
-        extract = Extract(frozenset(set(HOMES) - set(own)))
+        extract = Extract(frozenset(set(LIBRARY) - set(own)))
         for name in own:
             asked = ["step_adamw"] if name == "adamw" else []
-            extract.add(f"{library.__name__}.{HOMES[name].file}", asked)
+            extract.add(LIBRARY[name].module, asked)
         extract.add(serving.__name__, ["serve_kernels"])
         extract.add(registry.__name__, ["fallbacks"])
         if self.has("cpp"):
@@ -137,7 +136,7 @@ class KernelPackage:
 
     def _init(self) -> str:
         own = [name for name in self.admitted.libraries if name in LIBRARY]
-        homes = [file_of(f".{HOMES[name].file}") for name in own]
+        homes = [file_of(LIBRARY[name].module) for name in own]
         references = [file_of(f".{region_op(one)}_reference") for one in self._regions()]
         modules = sorted({*homes, *references})
         names = self.names()

@@ -13,7 +13,8 @@ import msgspec
 from ratchet.base.errors import ArmFailure, OutOfTime
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.judge.kernels.library import LIBRARY, language_for, why_no_kernel
+from ratchet.judge.kernels.library import LIBRARY, why_no_kernel
+from ratchet.judge.kernels.library.sources import language_for
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.terms import JudgedKernel, Terms

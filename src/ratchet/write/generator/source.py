@@ -144,7 +144,7 @@ static char* scratch_of(size_t bytes) {
 
 def prelude(used: frozenset[str]) -> str:
     """Return the parts of the prelude that code uses, in order."""
-    from ratchet.judge.kernels.library import inlined
+    from ratchet.judge.kernels.library.sources import inlined
 
     files = [_HERE / "prelude.h", _HERE / "gemm.h"]
     return inlined("".join(parts_of(files, "//: ", {"base", *used})))

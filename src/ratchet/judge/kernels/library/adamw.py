@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.custom_op import NO_TENSOR
-from ratchet.judge.kernels.library import LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import adamw as reference
-from ratchet.judge.problems.suites.shipped.adamw import ENTRIES
+from ratchet.judge.problems.suites.shipped.adamw import ENTRIES, adamw_problems
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -306,6 +306,8 @@ def _is_dtensor(tensor: Tensor) -> bool:
 
 ADAMW = LibraryKernel(
     name="adamw",
+    module=__name__,
+    problems=adamw_problems,
     summary="AdamW with clipping, decay, zeroing and the bf16 copy in one pass over memory",
     source_of_idea="arXiv:1711.05101; one pass as in apex's FusedAdam and torch's fused AdamW",
     variants=(

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.custom_op import Given, declare_op, features_last
-from ratchet.judge.kernels.library import LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import attention as reference
-from ratchet.judge.problems.suites.shipped.attention import ENTRIES
+from ratchet.judge.problems.suites.shipped.attention import ENTRIES, attention_problems
 
 
 def attention(
@@ -94,6 +94,8 @@ for _key in ("AutocastCPU", "AutocastCUDA"):
 
 ATTENTION = LibraryKernel(
     name="attention",
+    module=__name__,
+    problems=attention_problems,
     summary="attention, causal or full, with grouped queries, in blocks that stay in cache",
     source_of_idea="FlashAttention-2, arXiv:2307.08691; online softmax, arXiv:1805.02867",
     variants=(

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.custom_op import Given, as_rows, declare_op, empty_like
-from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import layers as reference
 from ratchet.judge.problems.suites.shipped.layers import GATED_ENTRIES as ENTRIES
-from ratchet.judge.problems.suites.shipped.layers import KINDS
+from ratchet.judge.problems.suites.shipped.layers import KINDS, gated_activation_problems
 
 
 def _inputs(*given: Any) -> Given:
@@ -54,6 +54,8 @@ declare_op(
 
 GATED_ACTIVATION = LibraryKernel(
     name="gated_activation",
+    module=__name__,
+    problems=gated_activation_problems,
     summary="SwiGLU and GeGLU: activation and product, forward and backward, in one pass each",
     source_of_idea="arXiv:2002.05202; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.kernels.custom_op import Given, declare_op, or_none, out_dtype_of
-from ratchet.judge.kernels.library import LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import linear as reference
-from ratchet.judge.problems.suites.shipped.linear import ENTRIES
+from ratchet.judge.problems.suites.shipped.linear import ENTRIES, linear_problems
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
@@ -106,6 +106,8 @@ declare_op(
 
 LINEAR = LibraryKernel(
     name="linear",
+    module=__name__,
+    problems=linear_problems,
     summary="the three products of a linear layer in bf16 on AMX or AVX512-BF16, packed, fp32 sums",
     source_of_idea="Goto and van de Geijn, ACM TOMS 34(3), 2008; Van Zee and van de Geijn (BLIS), "
     "ACM TOMS 41(3), 2015",

@@ -23,12 +23,13 @@ from torch import Tensor
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.custom_op import define, features_last, on_meta, or_none
-from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped.linear import (
     ENTRY,
     IGNORE_INDEX,
     ROWS_AT_ONCE,
     ROWS_ENTRY,
+    linear_cross_entropy_problems,
     loss_of,
 )
 
@@ -424,6 +425,8 @@ define(
 
 LINEAR_CROSS_ENTROPY = LibraryKernel(
     name=ENTRY,
+    module=__name__,
+    problems=linear_cross_entropy_problems,
     summary="linear + cross-entropy and its gradients by chunks of tokens, without whole logits",
     source_of_idea="Liger-Kernel, arXiv:2410.10989; online softmax, arXiv:1805.02867",
     variants=(

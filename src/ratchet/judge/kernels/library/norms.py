@@ -27,8 +27,9 @@ from ratchet.judge.kernels.custom_op import (
     or_none,
     out_dtype_of,
 )
-from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import layers as reference
+from ratchet.judge.problems.suites.shipped.layers import layer_norm_problems, rms_norm_problems
 
 OUT: Final = 'float eps, str out_dtype=""'
 
@@ -124,6 +125,8 @@ _declare("layer_norm", bias=True)
 
 RMS_NORM = LibraryKernel(
     name="rms_norm",
+    module=__name__,
+    problems=rms_norm_problems,
     summary="RMSNorm with the residual add, forward and backward, each in one pass over memory",
     source_of_idea="arXiv:1910.07467; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(
@@ -134,6 +137,8 @@ RMS_NORM = LibraryKernel(
 )
 LAYER_NORM = LibraryKernel(
     name="layer_norm",
+    module=__name__,
+    problems=layer_norm_problems,
     summary="LayerNorm with the residual add, forward and backward, each in one pass over memory",
     source_of_idea="arXiv:1607.06450; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.kernels.custom_op import Given, declare_op, features_last
-from ratchet.judge.kernels.library import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
 from ratchet.judge.problems.suites.shipped import layers as reference
 from ratchet.judge.problems.suites.shipped.layers import ROPE_ENTRIES as ENTRIES
+from ratchet.judge.problems.suites.shipped.layers import rope_problems
 
 
 def _inputs(x: Tensor, cos: Tensor, sin: Tensor) -> Given:
@@ -44,6 +45,8 @@ declare_op(
 
 ROPE = LibraryKernel(
     name="rope",
+    module=__name__,
+    problems=rope_problems,
     summary="rotary position embedding, forward and backward, in one pass each over any layout",
     source_of_idea="arXiv:2104.09864; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(

@@ -12,7 +12,7 @@ from typing import Final
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
 from ratchet.judge.problems.problem import Case, Problem
-from ratchet.judge.problems.suites.shipped import HOMES, SHAPES, Problems
+from ratchet.judge.problems.suites.shipped import KERNELS, SHAPES, Problems
 
 _TRAINING: Final = {
     "normalisation": """
@@ -98,7 +98,7 @@ _TRAINING: Final = {
     """,
 }
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "shipped": tuple(entry for home in HOMES.values() for entry in home.entries),
+    "shipped": tuple(entry for entries in KERNELS.values() for entry in entries),
     **{family: tuple(text.split()) for family, text in _TRAINING.items()},
 }
 """Problems of the suite `training` by family. The library's own kernels answer `shipped`; every
@@ -187,26 +187,21 @@ def names_like(pattern: str) -> list[str]:
     return found
 
 
-def problems_of(name: str) -> Problems:
-    """Return the function that makes a library kernel's problems, by the kernel's name."""
-    from ratchet.judge.problems.suites.shipped import adamw, attention, layers, linear
-
-    made: dict[str, Problems] = {
-        "attention": attention.attention_problems,
-        "linear_cross_entropy": linear.linear_cross_entropy_problems,
-        "adamw": adamw.adamw_problems,
-        "gated_activation": layers.gated_activation_problems,
-        "rms_norm": layers.rms_norm_problems,
-        "layer_norm": layers.layer_norm_problems,
-        "rope": layers.rope_problems,
-        "linear": linear.linear_problems,
-    }
-    return made[name]
-
-
 def shipped_problems() -> tuple[Problem, ...]:
     """Return the problems of every library kernel, at every tier."""
-    return tuple(problem for name in HOMES for problem in at_every_tier(problems_of(name)))
+    from ratchet.judge.problems.suites.shipped import adamw, attention, layers, linear
+
+    made: tuple[Problems, ...] = (
+        attention.attention_problems,
+        linear.linear_cross_entropy_problems,
+        adamw.adamw_problems,
+        layers.gated_activation_problems,
+        layers.rms_norm_problems,
+        layers.layer_norm_problems,
+        layers.rope_problems,
+        linear.linear_problems,
+    )
+    return tuple(problem for one in made for problem in at_every_tier(one))
 
 
 def at_every_tier(problems: Problems) -> list[Problem]:

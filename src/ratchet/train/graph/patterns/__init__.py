@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ratchet.base.errors import GraphError
-from ratchet.judge.problems.suites.shipped import HOMES
+from ratchet.judge.kernels.library import LIBRARY
 from ratchet.train.graph.patterns.attention import ATTENTION, ROPE
 from ratchet.train.graph.patterns.linear import GATED_ACTIVATION, LINEAR, LINEAR_CROSS_ENTROPY
 from ratchet.train.graph.patterns.norms import LAYER_NORM, RMS_NORM
@@ -30,7 +30,7 @@ PATTERNS: tuple[Pattern, ...] = tuple(
 def select(kernels: Iterable[str]) -> tuple[Pattern, ...]:
     """Return these kernels' patterns in running order; raise GraphError for an unknown name."""
     wanted = set(kernels)
-    unknown = sorted(wanted - set(HOMES))
+    unknown = sorted(wanted - set(LIBRARY))
     if unknown:
         raise GraphError(
             f"no pattern installs the kernel {unknown[0]!r}: known kernels are "

@@ -60,41 +60,19 @@ def problem_of(module: str, entry: str, cases: Sequence[Case]) -> Problem:
 
 Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
 """Returns the problems of one library kernel at a workload's sizes."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelHome:
-    """A library kernel's file in `ratchet.judge.kernels.library`, and its entries."""
-
-    file: str
-    entries: tuple[str, ...]
-    """Names of its problems, which its ops and its sources have too."""
-
-
-HOMES: Final[dict[str, KernelHome]] = {
-    "attention": KernelHome("attention", ("attention_forward", "attention_backward")),
-    "linear_cross_entropy": KernelHome(
-        "linear_cross_entropy", ("linear_cross_entropy", "cross_entropy_rows")
-    ),
-    "adamw": KernelHome("adamw", ("gradient_square_sum", "adamw_step")),
-    "gated_activation": KernelHome(
-        "gated_activation", ("gated_activation_forward", "gated_activation_backward")
-    ),
-    "rms_norm": KernelHome(
-        "norms",
-        ("rms_norm_forward", "rms_norm_backward", "add_rms_norm_forward", "add_rms_norm_backward"),
-    ),
-    "layer_norm": KernelHome(
-        "norms",
-        (
-            *("layer_norm_forward", "layer_norm_backward"),
-            *("add_layer_norm_forward", "add_layer_norm_backward"),
-        ),
-    ),
-    "rope": KernelHome("rope", ("rope_forward", "rope_backward")),
-    "linear": KernelHome("linear", ("linear_forward", "linear_dgrad", "linear_wgrad")),
+_NORM_FORMS: Final = ("{}_forward", "{}_backward", "add_{}_forward", "add_{}_backward")
+KERNELS: Final[dict[str, tuple[str, ...]]] = {
+    "attention": ("attention_forward", "attention_backward"),
+    "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy_rows"),
+    "adamw": ("gradient_square_sum", "adamw_step"),
+    "gated_activation": ("gated_activation_forward", "gated_activation_backward"),
+    "rms_norm": tuple(form.format("rms_norm") for form in _NORM_FORMS),
+    "layer_norm": tuple(form.format("layer_norm") for form in _NORM_FORMS),
+    "rope": ("rope_forward", "rope_backward"),
+    "linear": ("linear_forward", "linear_dgrad", "linear_wgrad"),
 }
-"""The library's kernels by name, in the order in which to try them."""
+"""The library's kernels by name, in the order in which to try them, and the entries: the names
+of their problems, which their ops and their sources have too."""
 SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     "ci": WorkloadShapes(
         batch=1,

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import Scalars, wide
-from ratchet.judge.problems.suites.shipped import HOMES, WorkloadShapes, problem_of
+from ratchet.judge.problems.suites.shipped import KERNELS, WorkloadShapes, problem_of
 
-ENTRIES: Final = HOMES["adamw"].entries
+ENTRIES: Final = KERNELS["adamw"]
 SCALARS: Final = (1e-3, 0.9, 0.95, 1e-8, 0.1, 3.0, 0.5, 1.0)
 
 

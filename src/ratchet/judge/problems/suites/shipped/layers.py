@@ -15,11 +15,14 @@ from torch import Tensor
 
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import Scalars, wide
-from ratchet.judge.problems.suites.shipped import HOMES, WorkloadShapes, problem_of, standard_cases
+from ratchet.judge.problems.suites.shipped import (
+    KERNELS,
+    WorkloadShapes,
+    problem_of,
+    standard_cases,
+)
 
-FORMS = ("{}_forward", "{}_backward", "add_{}_forward", "add_{}_backward")
-RMS_NORM = tuple(form.format("rms_norm") for form in FORMS)
-LAYER_NORM = tuple(form.format("layer_norm") for form in FORMS)
+RMS_NORM, LAYER_NORM = KERNELS["rms_norm"], KERNELS["layer_norm"]
 
 
 def _hat(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
@@ -147,7 +150,7 @@ def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> P
 
 # SwiGLU's and GeGLU's gate in plain torch, and the problems of its kernels.
 
-GATED_ENTRIES: Final = HOMES["gated_activation"].entries
+GATED_ENTRIES: Final = KERNELS["gated_activation"]
 KINDS: Final = ("silu", "gelu", "gelu_tanh")
 """Activations, by their code on the C interface."""
 
@@ -208,7 +211,7 @@ def _cases(shapes: WorkloadShapes, tensors: int, kind: str) -> list[Case]:
 
 # The rotary position embedding in plain torch, and the problems of its kernels.
 
-ROPE_ENTRIES: Final = HOMES["rope"].entries
+ROPE_ENTRIES: Final = KERNELS["rope"]
 
 
 def _trigonometric(table: Tensor) -> Tensor:

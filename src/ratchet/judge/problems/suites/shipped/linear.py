@@ -12,14 +12,14 @@ from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import Scalars
 from ratchet.judge.problems.suites.shipped import (
     DISTRIBUTIONS,
-    HOMES,
+    KERNELS,
     Inputs,
     WorkloadShapes,
     problem_of,
     standard_cases,
 )
 
-ENTRIES: Final = HOMES["linear"].entries
+ENTRIES: Final = KERNELS["linear"]
 
 
 def _half(tensor: Tensor) -> Tensor:
