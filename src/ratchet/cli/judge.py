@@ -26,11 +26,12 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
 
     families = {name: family_of(name) for name in names_like(pattern or "*")}
 
-    from ratchet.judge.problems.templates import problem_table, problems_document, problems_report
+    from ratchet.base.show.model import records
+    from ratchet.judge.problems.templates import problem_table, problems_report
 
     table = problem_table((find_problem(name), family) for name, family in families.items())
     if as_json:
-        print_json(problems_document(table))
+        print_json({"problems": records(table)})
     else:
         print_result(problems_report(table))
 

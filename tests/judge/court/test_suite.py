@@ -20,7 +20,8 @@ from ratchet.judge.court.suite import (
     SuiteRow,
     SuiteRun,
     all_right,
-    find_kernels,
+    check_candidate,
+    kernel_of,
     kernelbench_suite,
     level_folder,
 )
@@ -265,15 +266,14 @@ def test_an_output_folder_that_cannot_be(tmp_path: Path) -> None:
 def test_an_unknown_candidate_lists_the_known() -> None:
     known = r"library, library-triton, eager, torch\.compile"
     with pytest.raises(RatchetError, match=rf"'magic'.*{known}"):
-        find_kernels("magic")
+        check_candidate("magic")
 
 
 def test_a_folder_answers_by_the_problems_names(tmp_path: Path) -> None:
     (tmp_path / "softmax.cpp").write_text('extern "C" long softmax() { return 0; }\n')
-    answer = find_kernels(str(tmp_path))
-    found = answer("softmax", problem("softmax"))[1]
+    found = kernel_of(str(tmp_path), "softmax", problem("softmax"))[1]
     assert found is not None and (found.language, found.entry) == ("cpp", "softmax")
-    assert answer("other", problem("other"))[1] is None
+    assert kernel_of(str(tmp_path), "other", problem("other"))[1] is None
 
 
 @pytest.mark.parametrize("inner", ["", "KernelBench"])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ratchet.base.errors import RatchetError
-from ratchet.judge.court.suite import find_kernels, kernelbench_suite
+from ratchet.judge.court.suite import kernel_of, kernelbench_suite
 from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.kernels.kernel_file import load_kernel
 from ratchet.judge.kernels.library import LIBRARY, kernels_for
@@ -125,10 +125,12 @@ def test_a_file_is_a_triton_kernel_of_its_problem(entry: str) -> None:
 
 
 def test_the_library_in_triton_answers_a_suite() -> None:
-    answer = find_kernels("library-triton")
     problem = find_problem("rope_forward").at("ci")
-    assert answer("rope_forward", problem) == (problem, KERNELS["rope_forward"])
-    assert answer("silu", problem) == (problem, None)
+    assert kernel_of("library-triton", "rope_forward", problem) == (
+        problem,
+        KERNELS["rope_forward"],
+    )
+    assert kernel_of("library-triton", "silu", problem) == (problem, None)
     with pytest.raises(RatchetError, match="the library has no kernels for KernelBench"):
         kernelbench_suite(HERE, Terms(), level=1, candidate="library-triton")
 

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Unpack
@@ -23,7 +23,7 @@ from ratchet.judge.api import as_kernel, as_problem, check_texts
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.problem_file import names_a_suites, read_source
+from ratchet.judge.problems.problem_file import imported_packages, names_a_suites, read_source
 from ratchet.judge.sandbox.accelerator import may_use_gpu
 from ratchet.judge.targets import targets
 from ratchet.judge.terms import JudgedKernel, Options, Terms, parse_threads, signature_with
@@ -88,16 +88,7 @@ def _is_closed(text: str, *, reads: frozenset[str] = frozenset()) -> bool:
             return False
         if isinstance(node, ast.Attribute) and node.attr in reads:
             return False
-        if any(name.partition(".")[0] not in CLOSED for name in _imported(node)):
-            return False
-    return True
-
-
-def _imported(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (one.name for one in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        yield "" if node.level else node.module or ""
+    return imported_packages(tree) <= CLOSED
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Final, Protocol
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
@@ -59,43 +59,6 @@ class Seat:
     """1 for a GPU's seat, 0 for that of a machine's cores."""
 
 
-class Cluster(Protocol):
-    """A cluster, as far as a fleet needs one. A handle is whatever the cluster makes it."""
-
-    def seats(self) -> Sequence[Seat]:
-        """Return the devices of the machines that are there now."""
-        ...
-
-    def describe(self, seat: Seat) -> object:
-        """Ask a seat for its `SeatFacts`; return the handle of the answer."""
-        ...
-
-    def start(self, seat: Seat, order: bytes) -> object:
-        """Give a seat an order; return the handle of the answer."""
-        ...
-
-    def wait(self, handles: Sequence[object], timeout_s: float) -> Sequence[object]:
-        """Return the handles that are answered, at the latest after a time."""
-        ...
-
-    def result(self, handle: object) -> bytes:
-        """Return an answer.
-
-        Raises:
-            SeatLost: the process or the machine died.
-            JudgeError: the machine cannot do it.
-        """
-        ...
-
-    def cancel(self, handle: object) -> None:
-        """End what works on an answer that nobody waits for any more."""
-        ...
-
-    def close(self) -> None:
-        """Leave the cluster; what still runs for this run ends."""
-        ...
-
-
 @dataclass(slots=True)
 class _SeatTask:
     seat: Seat
@@ -108,7 +71,7 @@ class _SeatTask:
 class Spread:
     """The seats of a cluster that `fits` lets in, and the orders that run on them."""
 
-    cluster: Cluster
+    cluster: RayCluster
     fits: Callable[[SeatFacts], str] = lambda facts: ""
     """Returns why a seat is left out; empty if it takes part."""
     clock: Callable[[], float] = time.monotonic
@@ -250,7 +213,7 @@ PART: Final = 0.01
 
 
 class RayCluster:
-    """The machines of a Ray cluster that have the wanted devices.
+    """The machines of a Ray cluster that have the wanted devices; a handle is a Ray reference.
 
     Until it is closed, what this process prints goes to stderr: Ray tells of a dead machine on
     stdout, whatever it is asked to log, and stdout is for the result.
@@ -303,7 +266,7 @@ class RayCluster:
         return found
 
     def describe(self, seat: Seat) -> object:
-        """Ask a seat for its facts; needs none of its cores, so a busy machine answers too."""
+        """Ask a seat for its `SeatFacts`; it needs no core, so a busy machine answers too."""
         part = PART if seat.gpus else 0
         task = self._describe.options(**self._there(seat), num_cpus=0, num_gpus=part)
         return task.remote(seat.threads, bool(seat.gpus))
@@ -321,7 +284,7 @@ class RayCluster:
         return {"scheduling_strategy": where, "max_retries": 0}
 
     def wait(self, handles: Sequence[object], timeout_s: float) -> Sequence[object]:
-        """Return the handles that are answered; see `Cluster.wait`."""
+        """Return the handles that are answered, at the latest after a time."""
         if not handles:
             time.sleep(timeout_s)
             return []
@@ -329,7 +292,12 @@ class RayCluster:
         return list(done)
 
     def result(self, handle: object) -> bytes:
-        """Return an answer; see `Cluster.result`."""
+        """Return an answer.
+
+        Raises:
+            SeatLost: the process or the machine died.
+            JudgeError: the machine cannot do it.
+        """
         try:
             found: bytes = self._ray.get(handle, timeout=READ_S)
             return found

@@ -11,7 +11,7 @@ from ratchet.base import VERSION
 from ratchet.base.devices.probe import Device, Software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
 from ratchet.judge.court.machines import JudgeOrder, ScreenOrder, SeatFacts, SeatReply
-from ratchet.judge.court.ray_cluster import MOST_LOSSES, Cluster, RayCluster, Spread
+from ratchet.judge.court.ray_cluster import MOST_LOSSES, RayCluster, Spread
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
@@ -24,7 +24,7 @@ LOST = f"{MOST_LOSSES} machines were lost while they judged it"
 class ClusterFleet:
     """The largest group of a cluster's devices that are of one kind, so that times compare."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: RayCluster) -> None:
         self._cluster = cluster
         self._spread = Spread(cluster, fits=_version_fault)
         try:
@@ -110,7 +110,10 @@ class ClusterFleet:
         for place, data in self._spread.run(orders):
             asked = parts[place]
             if data is None:
-                answers = [_lost(one) for one in asked]
+                answers = [
+                    Screening(kernel_hash=one.hash, status="unmeasured", reason=LOST)
+                    for one in asked
+                ]
             else:
                 answers = list(self._reply(data).screenings)
             if [one.kernel_hash for one in answers] != [one.hash for one in asked]:
@@ -174,10 +177,6 @@ def _version_fault(facts: SeatFacts) -> str:
             "install the same code on every machine"
         )
     return ""
-
-
-def _lost(kernel: Kernel) -> Screening:
-    return Screening(kernel_hash=kernel.hash, status="unmeasured", reason=LOST)
 
 
 def _unmeasured(kernel: Kernel, problem_hash: str) -> Verdict:

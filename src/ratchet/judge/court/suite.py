@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import shlex
@@ -320,11 +321,9 @@ def all_right(rows: Sequence[SuiteRow]) -> bool:
 # Candidates for a suite: a shipped library, a folder of kernels, eager torch, torch.compile.
 
 LIBRARIES = ("library", "library-triton")
-BUILT_IN = (*LIBRARIES, "eager", "torch.compile")
+YARDSTICKS = ("eager", "torch.compile")
+"""torch itself: judged on results and time, but not on whose code did the work."""
 LANGUAGE_FILES = (".cpp", ".cc", ".cxx", ".py", ".hip")
-
-Find = Callable[[str, Problem], Asked]
-"""Find the kernel for the named problem, if any; also return the problem to judge."""
 
 
 def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
@@ -335,10 +334,11 @@ def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
     """
     from ratchet.judge.problems.suites import load_suite
 
-    find = find_kernels(candidate)
+    check_candidate(candidate)
 
     def question(problem: Problem) -> Question:
-        return Question(name=problem.name, read=lambda _: find(problem.name, problem.at(tier)))
+        name = problem.name
+        return Question(name=name, read=lambda _: kernel_of(candidate, name, problem.at(tier)))
 
     return Suite(
         name=name,
@@ -359,11 +359,12 @@ def kernelbench_suite(folder: Path, terms: Terms, *, level: int, candidate: str)
             "the library has no kernels for KernelBench: give --candidate torch.compile, eager or "
             "a folder of kernels"
         )
-    find = find_kernels(candidate, level=level)
+    check_candidate(candidate)
 
     def question(path: Path) -> Question:
         def read(describe: Describe) -> Asked:
-            return find(path.stem, as_problem(path, terms, describe=describe))
+            problem = as_problem(path, terms, describe=describe)
+            return kernel_of(candidate, path.stem, problem, level=level)
 
         return Question(name=path.stem, read=read)
 
@@ -396,60 +397,36 @@ def _order(path: Path) -> tuple[int, str]:
     return (int(number[0]) if number else 0, path.stem)
 
 
-def find_kernels(candidate: str, *, level: int | None = None) -> Find:
-    """Return what finds the kernels of a built-in candidate or of a folder.
-
-    Raises:
-        RatchetError: `candidate` is neither built in nor a folder.
-    """
-    if candidate in LIBRARIES:
-        return _of_library(candidate)
-    if candidate in ("eager", "torch.compile"):
-        return _yardstick(candidate)
-    folder = Path(candidate)
-    if not folder.is_dir():
+def check_candidate(candidate: str) -> None:
+    """Raise a RatchetError for a candidate that is neither built in nor a folder."""
+    built_in = (*LIBRARIES, *YARDSTICKS)
+    if candidate not in built_in and not Path(candidate).is_dir():
         raise RatchetError(
-            f"candidate {candidate!r} is neither a folder nor one of {', '.join(BUILT_IN)}"
+            f"candidate {candidate!r} is neither a folder nor one of {', '.join(built_in)}"
         )
-    return _of_folder(folder, level)
 
 
-def _of_library(candidate: str) -> Find:
-    kernels: dict[str, Kernel] = {}
-
-    def find(name: str, problem: Problem) -> Asked:
-        from ratchet.base.devices.probe import best_isa
-        from ratchet.judge.kernels.library import kernels_for
-        from ratchet.judge.kernels.library.sources import ANY_GPU
-
-        if not kernels:
-            target = ANY_GPU if candidate == "library-triton" else best_isa()
-            kernels.update(kernels_for(target))
-        return problem, kernels.get(name)
-
-    return find
-
-
-def _yardstick(candidate: str) -> Find:
-    """Answer with torch itself, judged on results and time but not on whose code did the work."""
-
-    def find(_: str, problem: Problem) -> Asked:
+def kernel_of(candidate: str, name: str, problem: Problem, *, level: int | None = None) -> Asked:
+    """Return the problem to judge under this name, and the candidate's kernel for it, if any."""
+    if candidate in LIBRARIES:
+        return problem, _library(candidate).get(name)
+    if candidate in YARDSTICKS:
         from ratchet.judge.kernels.kernel_file import built_in_kernel
 
         return replace(problem, task="any"), built_in_kernel(problem, candidate)
+    folder = Path(candidate)
+    for place in [folder] if level is None else [folder / f"level{level}", folder]:
+        for ending in LANGUAGE_FILES:
+            path = place / f"{name}{ending}"
+            if path.exists():
+                return problem, as_kernel(path, problem)
+    return problem, None
 
-    return find
 
+@functools.cache
+def _library(candidate: str) -> dict[str, Kernel]:
+    from ratchet.base.devices.probe import best_isa
+    from ratchet.judge.kernels.library import kernels_for
+    from ratchet.judge.kernels.library.sources import ANY_GPU
 
-def _of_folder(folder: Path, level: int | None) -> Find:
-    places = [folder / f"level{level}", folder] if level is not None else [folder]
-
-    def find(name: str, problem: Problem) -> Asked:
-        for place in places:
-            for ending in LANGUAGE_FILES:
-                path = place / f"{name}{ending}"
-                if path.exists():
-                    return problem, as_kernel(path, problem)
-        return problem, None
-
-    return find
+    return kernels_for(ANY_GPU if candidate == "library-triton" else best_isa())

@@ -17,7 +17,13 @@ from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.kernels.source_files import files_beside, with_files
 from ratchet.judge.problems.card import ANSWER
 from ratchet.judge.problems.problem import Problem, reference_text
-from ratchet.judge.problems.problem_file import MODEL, parsed, python_names, read_source
+from ratchet.judge.problems.problem_file import (
+    MODEL,
+    imported_packages,
+    parsed,
+    python_names,
+    read_source,
+)
 
 # References as candidates: a source that carries the Ratchet modules that it imports.
 #
@@ -180,13 +186,13 @@ def load_kernel(
         )
     source = read_source(path)
     if path.suffix == ".py":
-        body = parsed(path, source).body
+        tree = parsed(path, source)
+        body = tree.body
         names, offered = list(python_names(body, deep=True)), _python_entries(body)
-        imported = _imports(source)
         if of_model and called:
             _check_model(path, names, body, entry)
             or_only_one = False
-        if "triton" in imported:
+        if "triton" in imported_packages(tree):
             spoken = "triton"
     else:
         found = _BOUND if is_extension(source) else _C_ENTRY
@@ -251,17 +257,6 @@ _COMPILED_FUNCTION = f"""
 {_CACHE}
 _answer = _torch.compile({{function}})
 """
-
-
-def _imports(text: str) -> set[str]:
-    """Return the packages that a Python file imports, anywhere in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            found |= {one.name.partition(".")[0] for one in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return found
 
 
 def _python_entries(body: Sequence[ast.stmt]) -> list[str]:

@@ -350,3 +350,14 @@ def python_names(body: Sequence[ast.stmt], *, deep: bool = False) -> Iterator[st
             parts = [part for one in getattr(node, "handlers", ()) for part in one.body]
             parts += getattr(node, "orelse", []) + getattr(node, "finalbody", [])
             yield from python_names([*node.body, *parts], deep=True)
+
+
+def imported_packages(tree: ast.Module) -> set[str]:
+    """Return the packages that a Python file imports anywhere in it; "" for a relative import."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add("" if node.level else (node.module or "").partition(".")[0])
+    return found

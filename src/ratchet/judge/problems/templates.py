@@ -379,11 +379,6 @@ def problem_table(problems: Iterable[tuple[Problem, str]]) -> m.ResultTable:
     return m.ResultTable(LISTED, rows)
 
 
-def problems_document(table: m.ResultTable) -> dict[str, object]:
-    """Return the problems as plain data."""
-    return {"problems": m.records(table)}
-
-
 def problems_report(table: m.ResultTable) -> m.ResultReport:
     """Describe one line for each problem: its family, its task and its inputs."""
     more = "\nratchet judge --show PROBLEM prints one problem in full"

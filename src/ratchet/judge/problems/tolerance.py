@@ -143,14 +143,17 @@ class Tolerance:
         """
         import torch
 
-        if got.shape != own.shape or got.dtype != own.dtype:
-            return _failed(
-                f"shape {tuple(got.shape)} {got.dtype}, wanted {tuple(own.shape)} {own.dtype}"
+        if not same_form(got, own):
+            return checked(
+                False,
+                f"shape {tuple(got.shape)} {got.dtype}, wanted {tuple(own.shape)} {own.dtype}",
             )
         rounded = own.dtype.is_floating_point or own.dtype in (torch.int8, torch.uint8)
         if self.exact or not rounded:
             same = torch.equal(_bits(got), _bits(own))
-            return _exactly(same)
+            return checked(
+                same, "equal bit for bit" if same else "differs, but every bit must agree"
+            )
         if coded(own.dtype):
             return self._check_codes(got, own, oracle)
         return self._check_floats(got, own, oracle, usual)
@@ -169,9 +172,11 @@ class Tolerance:
     def _check_codes(self, got: Tensor, own: Tensor, oracle: Tensor) -> OutputCheck:
         """Compare codes with the reference's or, with a slack, with its float64 ones."""
         if not own.numel():
-            return OutputCheck(passed=True, element_ratio=0.0, norm_ratio=0.0, detail="empty")
+            return checked(True, "empty")
         if not _same_specials(_specials(got), _specials(own)):
-            return _failed("inf or NaN where the reference has another value, or the reverse")
+            return checked(
+                False, "inf or NaN where the reference has another value, or the reverse"
+            )
         steps = (_places(got) - _places(own)).abs()
         if self.code_slack and oracle.dtype == own.dtype:
             steps = steps.minimum((_places(got) - _places(oracle)).abs())
@@ -188,16 +193,18 @@ class Tolerance:
         import torch
 
         if not own.numel():
-            return OutputCheck(passed=True, element_ratio=0.0, norm_ratio=0.0, detail="empty")
+            return checked(True, "empty")
         error, lost = _distances((got, own), oracle)
         if not math.isfinite(lost.largest):
             finite = torch.isfinite(own) & torch.isfinite(oracle)
             if not _same_specials(got[~finite], own[~finite]):
-                return _failed("inf or NaN where the reference has another value, or the reverse")
+                return checked(
+                    False, "inf or NaN where the reference has another value, or the reverse"
+                )
             if not bool(finite.all()):
                 return self._check_floats(got[finite], own[finite], oracle[finite], usual)
         if not math.isfinite(error.largest):
-            return _failed("inf or NaN where the reference is finite")
+            return checked(False, "inf or NaN where the reference is finite")
         return self._ratios(got, oracle, error, lost, own.dtype, usual)
 
     def _ratios(
@@ -316,20 +323,9 @@ def loss_over(draws: Sequence[tuple[Tensor, Tensor]]) -> Loss:
 
 
 def checked(passed: bool, detail: str) -> OutputCheck:
-    """Return a yes-or-no result, for a problem's own check."""
+    """Return a result of yes or no."""
     ratio = 0.0 if passed else float("inf")
     return OutputCheck(passed=passed, element_ratio=ratio, norm_ratio=ratio, detail=detail)
-
-
-def _exactly(same: bool) -> OutputCheck:
-    ratio = 0.0 if same else float("inf")
-    detail = "equal bit for bit" if same else "differs, but every bit must agree"
-    return OutputCheck(passed=same, element_ratio=ratio, norm_ratio=ratio, detail=detail)
-
-
-def _failed(detail: str) -> OutputCheck:
-    infinite = float("inf")
-    return OutputCheck(passed=False, element_ratio=infinite, norm_ratio=infinite, detail=detail)
 
 
 def coded(dtype: torch.dtype) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -16,90 +17,62 @@ from ratchet.judge.problems.suites.shipped import KERNELS, SHAPES, Problems
 
 _TRAINING: Final = {
     "normalisation": """
-        l2_normalise l2_normalise_backward weight_norm weight_norm_backward group_norm
-        group_norm_backward batch_norm batch_norm_backward instance_norm
-        instance_norm_backward qk_norm qk_norm_backward
+        l2_normalise+ weight_norm+ group_norm+ batch_norm+ instance_norm+ qk_norm+
     """,
     "activations": """
-        gelu gelu_backward gelu_tanh gelu_tanh_backward silu silu_backward squared_relu
-        squared_relu_backward mish mish_backward softplus softplus_backward hard_swish
-        hard_swish_backward elu elu_backward glu glu_backward reglu reglu_backward
-        bias_gelu bias_gelu_backward bias_dropout_residual bias_dropout_residual_backward
-        swiglu_packed swiglu_packed_backward
+        gelu+ gelu_tanh+ silu+ squared_relu+ mish+ softplus+ hard_swish+ elu+ glu+ reglu+
+        bias_gelu+ bias_dropout_residual+ swiglu_packed+
     """,
     "losses": """
-        softmax softmax_backward log_softmax log_softmax_backward masked_softmax
-        masked_softmax_backward capped_softmax capped_softmax_backward preference
-        preference_backward clipped_policy clipped_policy_backward cross_entropy
-        cross_entropy_backward smoothed_cross_entropy smoothed_cross_entropy_backward
-        cross_entropy_z_loss cross_entropy_z_loss_backward kl_distillation
-        kl_distillation_backward binary_cross_entropy binary_cross_entropy_backward huber
-        huber_backward mean_squared_error mean_squared_error_backward softmax_bf16
-        softmax_bf16_backward log_softmax_bf16 log_softmax_bf16_backward
-        masked_softmax_bf16 masked_softmax_bf16_backward capped_softmax_bf16
-        capped_softmax_bf16_backward cross_entropy_bf16 cross_entropy_bf16_backward
-        smoothed_cross_entropy_bf16 smoothed_cross_entropy_bf16_backward
-        cross_entropy_z_loss_bf16 cross_entropy_z_loss_bf16_backward kl_distillation_bf16
-        kl_distillation_bf16_backward
+        softmax+ log_softmax+ masked_softmax+ capped_softmax+ preference+ clipped_policy+
+        cross_entropy+ smoothed_cross_entropy+ cross_entropy_z_loss+ kl_distillation+
+        binary_cross_entropy+ huber+ mean_squared_error+ softmax_bf16+ log_softmax_bf16+
+        masked_softmax_bf16+ capped_softmax_bf16+ cross_entropy_bf16+
+        smoothed_cross_entropy_bf16+ cross_entropy_z_loss_bf16+ kl_distillation_bf16+
     """,
     "attention": """
-        attention_full attention_full_backward attention_causal attention_causal_backward
-        attention_alibi attention_alibi_backward attention_window
-        attention_window_backward attention_packed attention_packed_backward
-        attention_capped attention_capped_backward attention_grouped
-        attention_grouped_backward attention_full_bf16 attention_full_bf16_backward
-        attention_causal_bf16 attention_causal_bf16_backward attention_alibi_bf16
-        attention_alibi_bf16_backward attention_window_bf16 attention_window_bf16_backward
-        attention_packed_bf16 attention_packed_bf16_backward attention_capped_bf16
-        attention_capped_bf16_backward attention_grouped_bf16
-        attention_grouped_bf16_backward rope_half rope_half_backward rope_interleaved
-        rope_interleaved_backward
+        attention_full+ attention_causal+ attention_alibi+ attention_window+ attention_packed+
+        attention_capped+ attention_grouped+ attention_full_bf16+ attention_causal_bf16+
+        attention_alibi_bf16+ attention_window_bf16+ attention_packed_bf16+
+        attention_capped_bf16+ attention_grouped_bf16+ rope_half+ rope_interleaved+
     """,
     "tables": """
-        embedding embedding_gradient embedding_with_positions
-        embedding_with_positions_backward embedding_bag embedding_bag_backward route_top_k
-        route_top_k_backward expert_counts permute_tokens permute_tokens_backward
-        combine_experts combine_experts_backward balance_loss balance_loss_backward
+        embedding embedding_gradient embedding_with_positions+ embedding_bag+ route_top_k+
+        expert_counts permute_tokens+ combine_experts+ balance_loss+
     """,
     "convolution": """
-        causal_depthwise causal_depthwise_backward conv_bias_relu conv_bias_relu_backward
-        conv_scale_silu conv_scale_silu_backward pointwise_residual
-        pointwise_residual_backward causal_depthwise_bf16 causal_depthwise_bf16_backward
-        conv_bias_relu_bf16 conv_bias_relu_bf16_backward conv_scale_silu_bf16
-        conv_scale_silu_bf16_backward pointwise_residual_bf16
-        pointwise_residual_bf16_backward
+        causal_depthwise+ conv_bias_relu+ conv_scale_silu+ pointwise_residual+
+        causal_depthwise_bf16+ conv_bias_relu_bf16+ conv_scale_silu_bf16+
+        pointwise_residual_bf16+
     """,
     "updates": """
         adam_w lion sgd_momentum row_factored_second_moment adam_8_bit clip_by_norm
         moving_average accumulate unscale newton_schulz
     """,
     "movement": """
-        cumulative_log_sum cumulative_log_sum_backward linear_scan linear_scan_backward
-        mean_and_variance mean_and_variance_backward log_sum_exp log_sum_exp_backward
-        cumulative_sum cumulative_sum_backward transpose cast_transpose transpose_heads
-        discounted_returns discounted_returns_backward segment_sum segment_sum_backward
-        row_sum column_sum arg_max
+        cumulative_log_sum+ linear_scan+ mean_and_variance+ log_sum_exp+ cumulative_sum+
+        transpose cast_transpose transpose_heads discounted_returns+ segment_sum+ row_sum
+        column_sum arg_max
     """,
     "quantisation": """
-        quantise_rows quantise_groups dequantise_rows dequantise_rows_backward
-        dequantise_groups fake_quantise fake_quantise_backward quantise_fp8
-        quantise_fp8_gradient quantise_fp8_blocks dequantise_fp8 dequantise_fp8_blocks
-        dequantise_fp8_weight
+        quantise_rows quantise_groups dequantise_rows+ dequantise_groups fake_quantise+
+        quantise_fp8 quantise_fp8_gradient quantise_fp8_blocks dequantise_fp8
+        dequantise_fp8_blocks dequantise_fp8_weight
     """,
     "products": """
-        linear_gelu linear_gelu_backward linear_swiglu linear_swiglu_backward norm_linear
-        norm_linear_backward linear_low_rank linear_low_rank_backward linear_residual
-        linear_residual_backward grouped_linear grouped_linear_backward input_gradient
-        weight_gradient linear_gelu_bf16 linear_gelu_bf16_backward linear_swiglu_bf16
-        linear_swiglu_bf16_backward norm_linear_bf16 norm_linear_bf16_backward
-        linear_low_rank_bf16 linear_low_rank_bf16_backward linear_residual_bf16
-        linear_residual_bf16_backward grouped_linear_bf16 grouped_linear_bf16_backward
+        linear_gelu+ linear_swiglu+ norm_linear+ linear_low_rank+ linear_residual+
+        grouped_linear+ input_gradient weight_gradient linear_gelu_bf16+ linear_swiglu_bf16+
+        norm_linear_bf16+ linear_low_rank_bf16+ linear_residual_bf16+ grouped_linear_bf16+
         input_gradient_bf16 weight_gradient_bf16
     """,
 }
+"""Names by family; `name+` stands for the problem and that of its gradient, `name_backward`."""
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "shipped": tuple(entry for entries in KERNELS.values() for entry in entries),
-    **{family: tuple(text.split()) for family, text in _TRAINING.items()},
+    **{
+        family: tuple(re.sub(r"(\w+)\+", r"\1 \1_backward", text).split())
+        for family, text in _TRAINING.items()
+    },
 }
 """Problems of the suite `training` by family. The library's own kernels answer `shipped`; every
 other family has a function in `_family`."""

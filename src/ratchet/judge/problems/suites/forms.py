@@ -228,5 +228,6 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+Tensors = Sequence[Tensor]
 Scalars = Sequence[float]
 """The type of every reference's last argument."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +13,7 @@ from ratchet.judge.problems.problem import Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import (
     Form,
     Scalars,
+    Tensors,
     backward,
     gradient_of,
     in_bfloat16,
@@ -112,11 +112,7 @@ def clipped_policy(log_ratio: Tensor, advantage: Tensor, scalars: Scalars) -> tu
 
 
 def check_classes(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Check the gradients of the right classes and of all others, each at its own scale.
 

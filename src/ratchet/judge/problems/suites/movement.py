@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +13,7 @@ from ratchet.judge.problems.problem import Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import (
     Form,
     Scalars,
+    Tensors,
     backward,
     gradient_of,
     paired,
@@ -113,11 +113,7 @@ def arg_max(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
 
 def check_arg_max(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Accept any position of the largest value."""
     places, x = got[0], inputs[0]
@@ -271,11 +267,7 @@ def route_top_k(logits: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
 
 def check_route(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Accept equal logits in any order; the chosen ones must be the best."""
     weights, experts = got
@@ -295,11 +287,7 @@ def check_route(
 
 
 def check_route_backward(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Skip tokens whose best logits are equal: either route is right."""
     if not same_form(got[0], own[0]):

@@ -6,7 +6,6 @@ A scale is the largest magnitude of its values over the largest code: 127, or 44
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -17,6 +16,7 @@ from ratchet.judge.problems.problem import Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import (
     Form,
     Scalars,
+    Tensors,
     problem,
     real,
     sizes,
@@ -57,11 +57,7 @@ def quantise_groups(x: Tensor, scalars: Scalars) -> tuple[Tensor, ...]:
 
 
 def check_codes(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Accept the neighbouring code for a value half-way between two, give or take an ulp."""
     codes, scales = got
@@ -87,11 +83,7 @@ def code_check(
 
 
 def check_fp8(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Accept a code that is nearest to its value, or as near as the next one, give or take an ulp.
 
@@ -139,11 +131,7 @@ def fake_quantise_backward(
 
 
 def check_fake_quantise(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Accept only the nearest integer multiple of the scale."""
     if not same_form(got[0], own[0]):
@@ -157,11 +145,7 @@ def check_fake_quantise(
 
 
 def check_fake_quantise_backward(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Accept `grad` or 0; either one if the value lies between the last code and clipping."""
     if not same_form(got[0], own[0]):

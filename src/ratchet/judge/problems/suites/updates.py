@@ -15,6 +15,7 @@ from ratchet.judge.problems.suites.forms import (
     Form,
     Make,
     Scalars,
+    Tensors,
     problem,
     real,
     sizes,
@@ -133,11 +134,7 @@ def _encoded(values: Tensor, most: float, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def check_adam_8_bit(
-    inputs: Sequence[Tensor],
-    got: Sequence[Tensor],
-    own: Sequence[Tensor],
-    oracle: Sequence[Tensor],
-    scalars: Scalars,
+    inputs: Tensors, got: Tensors, own: Tensors, oracle: Tensors, scalars: Scalars
 ) -> list[OutputCheck]:
     """Accept a neighbouring code for a value half-way between two; check the rest as usual."""
     found = Tolerance(ulps=4.0).check_all(got, own, oracle)
