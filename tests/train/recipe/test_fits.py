@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from ratchet.train.recipe.compiled_step import CompiledStep
 from ratchet.train.recipe.describe import StepFacts
 from ratchet.train.recipe.recipe import signature_of, with_config
 from ratchet.train.turn.compose import make_recipe
+from ratchet.train.turn.settings import Settings
 from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
 
@@ -197,16 +197,13 @@ def test_a_device_that_recipes_are_not_for() -> None:
 def test_a_turn_s_recipe_holds_its_model_and_optimizer(described: bool) -> None:
     """An older ledger's description has neither."""
     model = signature_of(MODEL)
-    turn = SimpleNamespace(
-        settings=SimpleNamespace(title="w"),
-        device=SimpleNamespace(fingerprint="d", model="m"),
-        software_fingerprint="s",
-    )
-    result = SimpleNamespace(versions={}, speedup={})
     written = with_config(PLAIN, {})
     more = {"model": msgspec.to_builtins(model), "optimizer": "SGD"} if described else {}
     facts = msgspec.convert({**description(), **more}, StepFacts)
-    made = make_recipe(turn, result, written, written, facts)  # type: ignore[arg-type]
+    made = make_recipe(
+        Settings(workload="w"), probing.probe("cpu"), written, model=facts.model,
+        optimizer=facts.optimizer, speedup={}, changes_arithmetic=False,
+    )  # fmt: skip
     assert (made.model, made.optimizer) == ((model, "SGD") if described else (None, ""))
 
 

@@ -19,7 +19,7 @@ from ratchet.judge.verdict import Verdict
 from ratchet.train.recipe.installed import InstalledKernel
 from ratchet.train.turn import prove_kernels
 from ratchet.train.turn.prove_kernels import KernelTrials
-from ratchet.train.turn.schedule import TurnSchedule
+from ratchet.train.turn.schedule import Costs, TurnSchedule
 
 ENTRIES = ("made_forward", "made_backward", "made_with_residual")
 KERNELS = tuple(
@@ -82,7 +82,7 @@ def judged(
         ledger=None,
         is_own=lambda kind, key: True,
         schedule=TurnSchedule(budget_s=100.0),
-        costs=SimpleNamespace(verdict_s=1.0),
+        costs=Costs(verdict_s=1.0),
         tell=lambda *_, **__: None,
         memo=lambda *_: None,
     )
@@ -161,15 +161,15 @@ def test_what_a_turn_judged_is_recalled_by_every_other_command(
     monkeypatch.setattr(machines, "KernelJudge", MadeUpJudge())
     problem = find_problem("squared_relu").at("ci")
     notes: list[str] = []
+    recalled: list[str] = []
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         turn: Any = SimpleNamespace(
             device=SimpleNamespace(target="x86", index=0),
             ledger=ledger,
-            recalled=0,
             is_own=lambda kind, key: False,
-            known=lambda kind, key: None,
+            known=lambda kind, key: recalled.append(key),
             schedule=TurnSchedule(budget_s=100.0),
-            costs=SimpleNamespace(verdict_s=1.0),
+            costs=Costs(verdict_s=1.0),
             tell=lambda event, **_: notes.append(event),
             memo=lambda *_: None,
         )
@@ -178,6 +178,6 @@ def test_what_a_turn_judged_is_recalled_by_every_other_command(
             for _ in range(2):
                 judged = trials.known_or_judged(court, KERNELS[0], problem)
                 assert judged is not None and judged.verdict.status == "proven"
-        assert notes == ["judging", "judged"] and turn.recalled == 1
+        assert notes == ["judging", "judged"] and len(recalled) == 1
     with Court(str(tmp_path / "ledger.db")) as court:
         assert court.judge(KERNELS[0], problem, Terms()).recalled

@@ -14,8 +14,8 @@ from ratchet.base import scratch
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
-from ratchet.train.recipe.describe import ArmFacts
-from ratchet.train.recipe.recipe import Candidate
+from ratchet.train.recipe.describe import ArmFacts, StepFacts
+from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn.arm import FACTORY, PROBE_FACTORY
 from ratchet.train.turn.schedule import WARMUP_STEPS, Costs, TurnSchedule, crowding, together_s
 from ratchet.train.turn.settings import Settings
@@ -100,6 +100,11 @@ class LiveArms:
         """Use an arm that already runs a candidate, and the gradients it wrote, for the turn."""
         gradients.replace(self.gradients_path(candidate))
         self._live[candidate.key()] = arm
+
+    def learn(self, facts: StepFacts) -> None:
+        """Take over what the step as written is known to need."""
+        self.is_random, self.peak_memory_bytes = facts.is_random, facts.peak_memory_bytes
+        self.note_peak(with_config(facts.written, {}), facts.peak_memory_bytes)
 
     def is_live(self, candidate: Candidate) -> bool:
         return candidate.key() in self._live

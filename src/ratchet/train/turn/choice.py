@@ -22,8 +22,8 @@ from ratchet.train.turn.optimize_result import (
 from ratchet.train.turn.prove import NEW, RIVAL, Proof, Prover
 from ratchet.train.turn.prove_kernels import ProvenKernels
 from ratchet.train.turn.rivals import Baseline
-from ratchet.train.turn.schedule import CLOSING, LEAST_VERDICT_S, PLANNED_LAUNCHES
-from ratchet.train.turn.screen import Losses, comparison_s, keeps_arithmetic, new_screening_s
+from ratchet.train.turn.schedule import CLOSING, LEAST_VERDICT_S, PLANNED_LAUNCHES, TurnSchedule
+from ratchet.train.turn.screen import Losses, keeps_arithmetic, new_screening_s
 from ratchet.train.turn.selection import Selected
 from ratchet.train.turn.state import Turn
 
@@ -221,16 +221,16 @@ RIVAL_STAGE, KERNEL_STAGE = "the timing of torch.compile", "verdicts on kernels"
 LOSS_STAGE, PROOF_STAGE = "the comparison of losses", "the proof"
 
 
-def before_a_rival(turn: Turn, written: Candidate, rival: Candidate) -> Shortfall:
+def before_a_rival(turn: Turn, losses: Losses, rival: Candidate) -> Shortfall:
     """Return what is missing where even the first rival had no time: everything after it."""
-    costs = turn.costs
+    costs, written = turn.costs, losses.written
     launch_s = costs.launch_s([written, rival], FEWEST_ROUNDS)
     needed_s = max(costs.compiled_s(rival), turn.schedule.spent_s) + PLANNED_LAUNCHES * launch_s
     stages = [RIVAL_STAGE, KERNEL_STAGE, PROOF_STAGE]
     if not keeps_arithmetic(rival, written):
-        needed_s += comparison_s(turn, written, rival)
+        needed_s += losses.takes_s(rival)
         stages.insert(2, LOSS_STAGE)
-    return Shortfall(stages=stages, enough_s=_enough_s(turn, needed_s), is_least=True)
+    return Shortfall(stages=stages, enough_s=_enough_s(turn.schedule, needed_s), is_least=True)
 
 
 def after_a_rival(
@@ -250,7 +250,7 @@ def after_a_rival(
         needed[KERNEL_STAGE] = (len(waiting) + 1) * verdict_s + new_screening_s(turn, best)
     for one in (best, rival):
         if losses.of(one) is None and not losses.may_keep(one):
-            needed[LOSS_STAGE] = comparison_s(turn, losses.written, one)
+            needed[LOSS_STAGE] = losses.takes_s(one)
             break
     tried = best.key() != rival.key() and prover.ratio(rival, best) > 1.0
     if waiting or (tried and prover.launches_of(rival, best) < FEWEST_LAUNCHES):
@@ -259,15 +259,14 @@ def after_a_rival(
         return None
     return Shortfall(
         stages=list(needed),
-        enough_s=_enough_s(turn, sum(needed.values())),
+        enough_s=_enough_s(turn.schedule, sum(needed.values())),
         is_least=bool(waiting) and not turn.costs.verdict_s,
     )
 
 
-def _enough_s(turn: Turn, needed_s: float) -> float:
+def _enough_s(schedule: TurnSchedule, needed_s: float) -> float:
     """Return a budget of whole minutes, longer than this one, with so much time more."""
-    budget_s = turn.schedule.budget_s
-    work_s = turn.schedule.spent_s + needed_s
+    budget_s, work_s = schedule.budget_s, schedule.spent_s + needed_s
     with_closing_s = (work_s + CLOSING.more_s) / (1 - CLOSING.share)
     enough_s = min(with_closing_s, work_s + CLOSING.most_s)
     return STEP_S * max(math.ceil(enough_s / STEP_S), math.floor(budget_s / STEP_S) + 1)

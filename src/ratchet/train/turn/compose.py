@@ -149,12 +149,12 @@ def _timed(
             times_s[role] = (summary.median_s, summary.low_s, summary.high_s)
         elif candidate is not None and (step_s := turn.costs.steps_s.get(candidate.key())):
             times_s[role] = (step_s, step_s, step_s)
-    flops = facts.flops_per_step or 0.0
+    flops, ceilings_here = facts.flops_per_step or 0.0, turn.ceilings
     if "ratchet" in times_s:
         fastest = arms["ratchet"]
         assert fastest is not None, "a role without a candidate was timed"
         reached = flops / times_s["ratchet"][0]
-        turn.ceilings = ceilings_above(turn, reached, gemm_dtype(fastest.config))
+        ceilings_here = ceilings_above(turn, reached, gemm_dtype(fastest.config))
     found = {}
     for role, (step_s, low_s, high_s) in times_s.items():
         candidate = arms[role]
@@ -169,8 +169,8 @@ def _timed(
             low_s=low_s,
             high_s=high_s,
             tokens_per_s=facts.tokens_per_batch / step_s,
-            mfu=mfu(flops, step_s, turn.ceilings, dtype=gemm_dtype(candidate.config))
-            if turn.ceilings
+            mfu=mfu(flops, step_s, ceilings_here, dtype=gemm_dtype(candidate.config))
+            if ceilings_here
             else 0.0,
             peak_memory_bytes=told.peak_memory_bytes or turn.arms.peak_bytes(candidate),
             setup_time_s=turn.costs.plain_s if eager else turn.costs.setup_s(candidate),

@@ -73,7 +73,7 @@ def step_on(turn: Turn, target: str) -> TargetStep:
     else:
         facts, sites = describe(turn), lambda step: sites_of(turn, step, with_config(written, {}))
     facts = msgspec.structs.replace(facts, device=target)
-    situation = _situation_on(target, device, situation_of(turn, facts))
+    situation = _situation_on(target, device, situation_of(turn.device, turn.ceilings, facts))
     written = situation.written
     config = written
     if config.precision == "fp32" and not turn.settings.keep_precision:
@@ -387,7 +387,7 @@ def dry_run(
         facts = describe(turn) if there is None else there.facts
         levers, skipped = applicable(
             chosen_levers(settings),
-            situation_of(turn, facts) if there is None else there.situation,
+            situation_of(turn.device, turn.ceilings, facts) if there is None else there.situation,
             refused_kernels={} if there is None else _without_site(there),
             keep_arithmetic=settings.keep_precision,
         )

@@ -7,7 +7,6 @@ import math
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 import torch
@@ -62,10 +61,18 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
     check_settings(settings)
     make_folder(settings.out)
     with opened(settings, listener) as turn:
-        _check_resume(turn)
+        before = turn.ledger.unfinished_turn(settings.key(), fingerprint=turn.fingerprint)
+        if settings.resume and before is None:
+            raise RatchetError(
+                f"there is no unfinished turn of {settings.title!r} in this ledger: "
+                "run it without --resume"
+            )
         turn.forget_fruitless()
-        _say_without_kernels(turn)
-        _say_if_busy(turn)
+        # What timings may not bear is said before anything is measured.
+        busy = warnings_of(turn.device.index) if turn.device.kind != "cpu" else []
+        for words in filter(None, (turn.without_kernels, *busy)):
+            turn.warn(words)
+            turn.tell("warning", text=words)
         identity = turn.ledger.start_turn(
             settings.key(), {"workload": settings.title}, fingerprint=turn.fingerprint
         )
@@ -77,23 +84,6 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         found["without_kernels"] = turn.without_kernels
         turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup, **found})
         return outcome
-
-
-def _say_without_kernels(turn: Turn) -> None:
-    """Say first, before anything is measured, that this machine can try no kernel."""
-    if (reason := why_no_kernels()) is not None:
-        turn.without_kernels = reason
-        turn.warn(reason)
-        turn.tell("warning", text=reason)
-
-
-def _say_if_busy(turn: Turn) -> None:
-    """Say which GPU was taken, and that other processes use it, which timings may not bear."""
-    if turn.device.kind == "cpu":
-        return
-    for words in warnings_of(turn.device.index):
-        turn.warn(words)
-        turn.tell("warning", text=words)
 
 
 def describe(turn: Turn) -> StepFacts:
@@ -112,7 +102,16 @@ def describe(turn: Turn) -> StepFacts:
         with contextlib.ExitStack() as stack:
             arm = stack.enter_context(ArmProcess(arms.written_spec()))
             arm.call("gradients", path=str(gradients))
-            may_round = _rounded_gradients(turn, arm, rounded)
+            # In bf16 autocast too, where it is no slower: changes are judged by both later.
+            slow = turn.ceilings is None or why_bf16_is_slow(turn.ceilings.gemm_flops_per_s)
+            may_round = not (slow or turn.settings.keep_precision)
+            if may_round:
+                try:
+                    arm.call("gradients", path=str(rounded), autocast=True)
+                except OutOfTime:
+                    raise
+                except RatchetError:  # the step does not run in it
+                    may_round = False
             arm.run(1)
             setup_s = turn.schedule.elapsed_s - began_s
             step_time_s = arm.run(1).wall_time_s
@@ -133,9 +132,7 @@ def describe(turn: Turn) -> StepFacts:
             f"the budget of {turn.settings.budget_s:.0f} s ended before the step ran twice: "
             f"give a larger --budget{TRAINS_ON_IMPORT if own else ''}"
         ) from error
-    turn.arms.peak_memory_bytes = facts.peak_memory_bytes
-    turn.arms.note_peak(with_config(facts.written, {}), facts.peak_memory_bytes)
-    turn.arms.is_random = facts.is_random
+    turn.arms.learn(facts)
     for words in [*facts.warnings, *_notes(facts)]:
         turn.warn(words)
     return facts
@@ -160,26 +157,8 @@ def _notes(facts: StepFacts) -> list[str]:
     return notes
 
 
-def _rounded_gradients(turn: Turn, arm: ArmProcess, path: Path) -> bool:
-    """Write the first step's gradients in bf16 autocast too, by which changes are judged later.
-
-    False where bf16 would take too long, or where the step does not run in it.
-    """
-    slow = turn.ceilings is None or why_bf16_is_slow(turn.ceilings.gemm_flops_per_s)
-    if slow or turn.settings.keep_precision:
-        return False
-    try:
-        arm.call("gradients", path=str(path), autocast=True)
-    except OutOfTime:
-        raise
-    except RatchetError:
-        return False
-    return True
-
-
-def situation_of(turn: Turn, facts: StepFacts) -> Situation:
+def situation_of(device: Device, ceilings: Ceilings | None, facts: StepFacts) -> Situation:
     """Collect the facts that the levers may use."""
-    device = turn.device
     return Situation(
         device_kind=device.kind,
         vendor=device.vendor,
@@ -196,13 +175,13 @@ def situation_of(turn: Turn, facts: StepFacts) -> Situation:
         peak_memory_bytes=facts.peak_memory_bytes,
         memory_bytes=device.memory_bytes,
         bf16_is_slow=(
-            why_bf16_is_slow(turn.ceilings.gemm_flops_per_s) if turn.ceilings is not None else None
+            why_bf16_is_slow(ceilings.gemm_flops_per_s) if ceilings is not None else None
         ),
     )
 
 
 def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
-    situation = situation_of(turn, facts)
+    situation = situation_of(turn.device, turn.ceilings, facts)
     written = with_config(situation.written, {})
     turn.costs.note_setup(written, facts.setup_s)
     turn.costs.note_step(written, facts.step_time_s)
@@ -255,6 +234,7 @@ def opened(settings: Settings, listener: Listener) -> Turn:
         ledger=ledger,
         device=device,
         ceilings=_ceilings(device),
+        without_kernels=why_no_kernels() or "",
         software=versions(),
         software_fingerprint=software().fingerprint,
         listener=listener,
@@ -267,13 +247,3 @@ def _ceilings(device: Device) -> Ceilings | None:
         return device_ceilings.measure(device, again="due")
     except DeviceError:
         return None
-
-
-def _check_resume(turn: Turn) -> None:
-    if not turn.settings.resume:
-        return
-    if turn.ledger.unfinished_turn(turn.settings.key(), fingerprint=turn.fingerprint) is None:
-        raise RatchetError(
-            f"there is no unfinished turn of {turn.settings.title!r} in this ledger: "
-            "run it without --resume"
-        )

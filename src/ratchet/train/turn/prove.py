@@ -213,12 +213,18 @@ class Prover:
         specs = [turn.arms.spec(candidate, name=role) for role, candidate in distinct.items()]
         specs.append(turn.arms.spec(distinct[RIVAL], name=TWIN))
         names = {role: uuid.uuid4().hex for role in (*distinct, TWIN)}
+        fit = turn.arms.fit_together([*distinct.values(), distinct[RIVAL]])
+        if not fit:
+            turn.warn(
+                "the arms do not fit in memory together, so they were timed one after the other; "
+                "the intervals lack the precision of adjacent pairs"
+            )
         trial = time_arms(
             specs,
             rounds=rounds,
             warmup=WARMUP_STEPS,
             seed=turn.settings.seed + place,
-            concurrent=_fit_together(turn, distinct),
+            concurrent=fit,
             start_together=turn.costs.at_a_time,
             on_event=lambda event: turn.tell("trial", **asdict(event)),
             enough=turn.schedule.is_over,
@@ -246,16 +252,6 @@ class Prover:
         known = {way for one in self.sitting.timed for way in one.ways.values()}
         timed = {role: one for role, one in arms.items() if one is not None and one.key() in known}
         return Proof(arms=timed, sitting=self.sitting, descriptions=self.descriptions)
-
-
-def _fit_together(turn: Turn, distinct: Mapping[str, Candidate]) -> bool:
-    fit = turn.arms.fit_together([*distinct.values(), distinct[RIVAL]])
-    if not fit:
-        turn.warn(
-            "the arms do not fit in memory together, so they were timed one after the other; the "
-            "intervals lack the precision of adjacent pairs"
-        )
-    return fit
 
 
 def _distinct(arms: Mapping[str, Candidate]) -> dict[str, Candidate]:

@@ -264,7 +264,6 @@ class KernelTrials:
             # A kernel left unmeasured on a busy machine may be measured in another turn.
             known = court.last(kernel, problem)
         if known is not None:
-            turn.recalled += not own
             turn.known("judged", place)
             return known
         return self._judged(court, kernel, problem) if time_left else None
@@ -284,7 +283,7 @@ class KernelTrials:
         limit_s, began_s = turn.schedule.verdict_s, turn.schedule.elapsed_s
         terms = self._terms(limit_s)
         judged = court.judge(kernel, problem, terms, fresh=True, then=self._then.get(kernel.hash))
-        turn.costs.verdict_s = turn.schedule.elapsed_s - began_s
+        turn.costs.note_verdict(turn.schedule.elapsed_s - began_s)
         verdict = judged.verdict
         if limit_s < MOST_VERDICT_S and verdict.status in ("timed_out", "unmeasured"):
             return None

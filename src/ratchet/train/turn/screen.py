@@ -370,7 +370,7 @@ class Losses:
         """Estimate the comparison, if the candidate needs one that was not made."""
         if self.may_keep(candidate) or self._key(candidate) in self.found:
             return None
-        return comparison_s(self.turn, self.written, candidate)
+        return self.takes_s(candidate)
 
     def accept(self, candidate: Candidate) -> bool:
         """Compare the losses if need be; return True if the candidate may be kept."""
@@ -381,82 +381,76 @@ class Losses:
     def _key(self, candidate: Candidate) -> tuple[Arithmetic, bool]:
         return arithmetic_of(candidate), self.replays(candidate)
 
+    def takes_s(self, candidate: Candidate) -> float:
+        """Estimate the seconds of its comparison from the starts and steps so far."""
+        steps = self.turn.settings.loss_seeds * self.turn.settings.loss_steps
+        return self.turn.costs.losses_s(self.written, candidate, steps)
+
     def _compared(self, candidate: Candidate) -> LossResult | None:
         turn, what = self.turn, schedule.LATE_LOSSES.what
-        needed_s = comparison_s(turn, self.written, candidate)
-        if not turn.schedule.may_start(schedule.LOSSES, needed_s):
+        if not turn.schedule.may_start(schedule.LOSSES, self.takes_s(candidate)):
             turn.leave_out(what, schedule.NO_ROOM)
             return None
         try:
-            return compare_losses(turn, self.written, candidate)
+            return self._compare(candidate)
         except OutOfTime:
             turn.leave_out(what, "the budget ended during it")
             return None
 
+    def _compare(self, candidate: Candidate) -> LossResult:
+        """Train shrunk copies on the same seeds and data both ways; the judge compares the losses.
 
-def comparison_s(turn: Turn, written: Candidate, candidate: Candidate) -> float:
-    """Estimate the seconds that the comparison takes from the starts and steps so far."""
-    steps = turn.settings.loss_seeds * turn.settings.loss_steps
-    return turn.costs.losses_s(written, candidate, steps)
+        Both ways train at the same time, each on one thread. Each curve is remembered separately.
+        """
+        settings, both = self.turn.settings, (self.written, candidate)
+        curves: dict[str, list[list[float]]] = {one.key(): [] for one in both}
+        with contextlib.ExitStack() as stack:
+            arms = self._start(both, stack)
+            for seed in range(settings.loss_seeds):
+                for key, curve in self._curves(both, arms, seed).items():
+                    curves[key].append(curve)
+        before, after = curves[self.written.key()], curves[candidate.key()]
+        try:
+            check = judge_losses(baseline=before, candidate=after)
+        except JudgeError as error:  # the step as written diverges
+            return LossResult(passed=False, baseline=before, candidate=after, detail=str(error))
+        detail = f"{settings.loss_seeds} seeds, {settings.loss_steps} steps: {check.detail}"
+        return LossResult(passed=check.passed, baseline=before, candidate=after, detail=detail)
 
+    def _start(
+        self, both: Sequence[Candidate], stack: contextlib.ExitStack
+    ) -> dict[str, ArmProcess]:
+        """Start, at the same time, the arms that have a curve to train."""
+        turn, arms = self.turn, {}
+        for candidate in both:
+            keys = (self._curve(candidate, seed) for seed in range(turn.settings.loss_seeds))
+            if not all(turn.holds(KIND, key) for key in keys):
+                arm = ArmProcess(turn.arms.spec(candidate, factory=SHRUNK_FACTORY))
+                stack.callback(arm.close)
+                arm.begin_start()
+                arms[candidate.key()] = arm
+        for arm in arms.values():
+            arm.finish_start()
+        return arms
 
-def compare_losses(turn: Turn, baseline: Candidate, candidate: Candidate) -> LossResult:
-    """Train shrunk copies on the same seeds and data both ways; the judge compares final losses.
+    def _curves(
+        self, both: Sequence[Candidate], arms: dict[str, ArmProcess], seed: int
+    ) -> dict[str, list[float]]:
+        turn, steps = self.turn, self.turn.settings.loss_steps
+        for candidate in both:
+            if not turn.holds(KIND, self._curve(candidate, seed)):
+                turn.tell("losses", title=candidate.title, seed=seed)
+                arms[candidate.key()].begin_call("curve", seed=seed, steps=steps)
+        return {
+            candidate.key(): turn.memo(
+                KIND,
+                self._curve(candidate, seed),
+                list[float],
+                lambda: arms[candidate.key()].finish_call(),  # noqa: B023
+            )
+            for candidate in both
+        }
 
-    Both ways train at the same time, each on one thread. Each curve is remembered separately.
-    """
-    settings = turn.settings
-    both = (baseline, candidate)
-    curves: dict[str, list[list[float]]] = {one.key(): [] for one in both}
-    with contextlib.ExitStack() as stack:
-        arms = _start(turn, both, stack)
-        for seed in range(settings.loss_seeds):
-            for key, curve in _curves(turn, both, arms, seed).items():
-                curves[key].append(curve)
-    before, after = curves[baseline.key()], curves[candidate.key()]
-    try:
-        check = judge_losses(baseline=before, candidate=after)
-    except JudgeError as error:  # the step as written diverges
-        return LossResult(passed=False, baseline=before, candidate=after, detail=str(error))
-    detail = f"{settings.loss_seeds} seeds, {settings.loss_steps} steps: {check.detail}"
-    return LossResult(passed=check.passed, baseline=before, candidate=after, detail=detail)
-
-
-def _start(
-    turn: Turn, both: Sequence[Candidate], stack: contextlib.ExitStack
-) -> dict[str, ArmProcess]:
-    """Start, at the same time, the arms that have a curve to train."""
-    arms = {}
-    for candidate in both:
-        keys = (_curves_key(turn, candidate, seed) for seed in range(turn.settings.loss_seeds))
-        if not all(turn.holds(KIND, key) for key in keys):
-            arm = ArmProcess(turn.arms.spec(candidate, factory=SHRUNK_FACTORY))
-            stack.callback(arm.close)
-            arm.begin_start()
-            arms[candidate.key()] = arm
-    for arm in arms.values():
-        arm.finish_start()
-    return arms
-
-
-def _curves(
-    turn: Turn, both: Sequence[Candidate], arms: dict[str, ArmProcess], seed: int
-) -> dict[str, list[float]]:
-    steps = turn.settings.loss_steps
-    for candidate in both:
-        if not turn.holds(KIND, _curves_key(turn, candidate, seed)):
-            turn.tell("losses", title=candidate.title, seed=seed)
-            arms[candidate.key()].begin_call("curve", seed=seed, steps=steps)
-    return {
-        candidate.key(): turn.memo(
-            KIND,
-            _curves_key(turn, candidate, seed),
-            list[float],
-            lambda: arms[candidate.key()].finish_call(),  # noqa: B023
-        )
-        for candidate in both
-    }
-
-
-def _curves_key(turn: Turn, candidate: Candidate, seed: int) -> str:
-    return f"{candidate.key()}:{seed}:{turn.settings.loss_steps}"
+    def _curve(self, candidate: Candidate, seed: int) -> str:
+        """Return the key of a curve in the ledger."""
+        return f"{candidate.key()}:{seed}:{self.turn.settings.loss_steps}"

@@ -24,7 +24,7 @@ from ratchet.train.turn.prove import NEW, RIVAL, Prover
 from ratchet.train.turn.prove_kernels import ProvenKernels, RegionTrials, prove_kernels
 from ratchet.train.turn.rivals import RivalModes
 from ratchet.train.turn.schedule import Step
-from ratchet.train.turn.screen import Losses, comparison_s, keeps_arithmetic, new_screening_s
+from ratchet.train.turn.screen import Losses, keeps_arithmetic, new_screening_s
 from ratchet.train.turn.selection import Selected, Selection, applicable
 from ratchet.train.turn.settings import Settings
 from ratchet.train.turn.state import Turn
@@ -107,7 +107,7 @@ class Search:
     def _shortfall(self) -> Shortfall | None:
         if self.rivals.best is None:
             waiting = self.rivals.waiting
-            return before_a_rival(self.turn, self.written, waiting[0]) if waiting else None
+            return before_a_rival(self.turn, self.losses, waiting[0]) if waiting else None
         best = self._selection.best if self._selection is not None else self._rival
         return after_a_rival(
             self.turn,
@@ -144,7 +144,7 @@ class Search:
         turn, start, precision = self.turn, self._rival, self._precision()
         after_s = new_screening_s(turn, start)
         if precision != self.written.config.precision:
-            after_s += comparison_s(turn, self.written, start)
+            after_s += self.losses.takes_s(start)
         launch_s = self.prover.launch_s({RIVAL: start, NEW: start})
         with turn.schedule.kernels(after_s, launch_s):
             self._judge(precision)

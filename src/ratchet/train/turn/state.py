@@ -110,7 +110,6 @@ class Turn:
         """
         found = self.known(kind, key)
         if found is not None:
-            self.recalled += not self.is_own(kind, key)
             return msgspec.convert(found, answer)
         self._check_cut(kind, key)
         try:
@@ -152,6 +151,7 @@ class Turn:
         found = self._recall(kind, key)
         if found is None:
             return None
+        self.recalled += not self.is_own(kind, key)
         took_s = float(found.get("took_s", 0.0))  # older ledgers lack it
         self.schedule.advance(min(self._noted_s + took_s, self.schedule.stage_ends_s))
         self._noted_s = self.schedule.spent_s
