@@ -28,7 +28,7 @@ import os, sys
 from ratchet.base.process.child import Child, program
 command = [sys.executable, "-P", "-m", "{module}"]
 child = Child(program(lambda c: [*command, str(c), str(os.getpid())], dict(os.environ)))
-child.receive("start", timeout_s=1 << 20)
+child.receive("start", limit_s=1 << 20)
 """
 A_PROBLEM = """
 from ratchet.judge.problems.problem_file import load_problem

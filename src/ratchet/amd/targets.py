@@ -276,7 +276,7 @@ def _works(
 def _ask(child: Child, message: Mapping[str, object], limit: Clock) -> dict[str, Json]:
     if limit.left_s < LEAST_S:
         raise JudgeError("had no time left: raise the time limit")
-    return child.ask(message, timeout_s=limit.left_s)
+    return child.ask(message, limit_s=limit.left_s)
 
 
 def _command(channel: int) -> list[str]:

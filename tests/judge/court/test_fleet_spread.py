@@ -99,7 +99,7 @@ class MadeUpCluster:
             self.most = max(self.most, list(self.open.values()).count(host))
         return handle
 
-    def wait(self, handles: Sequence[int], timeout_s: float) -> list[int]:
+    def wait(self, handles: Sequence[int], limit_s: float) -> list[int]:
         return list(handles[:1])
 
     def result(self, handle: int) -> bytes:
@@ -207,7 +207,7 @@ def test_a_machine_that_comes_later_takes_part() -> None:
 
 def test_an_order_that_hangs_is_given_up() -> None:
     class Hanging(MadeUpCluster):
-        def wait(self, handles: Sequence[int], timeout_s: float) -> list[int]:
+        def wait(self, handles: Sequence[int], limit_s: float) -> list[int]:
             return [one for one in handles if self.open.get(one) != "b"][:1]
 
         def result(self, handle: int) -> bytes:

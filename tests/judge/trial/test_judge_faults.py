@@ -425,7 +425,7 @@ def test_a_child_that_takes_no_message_is_given_up_in_time() -> None:
     child = Child(program(lambda _: [sys.executable, *sleeper], dict(os.environ)))
     began = time.monotonic()
     with pytest.raises(ChildFailure, match="did not answer 'fill'"):
-        child.send({"do": "fill", "words": "x" * (8 << 20)}, timeout_s=0.5)
+        child.send({"do": "fill", "words": "x" * (8 << 20)}, limit_s=0.5)
     assert time.monotonic() - began < 30
     assert child.closed
     ours, theirs = open_pair()  # the descriptors of a closed child are free again

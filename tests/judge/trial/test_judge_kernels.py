@@ -72,7 +72,7 @@ def zygotes(judge: KernelJudge) -> None:
 def others(judge: KernelJudge, zygotes: None) -> Callable[..., set[int]]:
     """What came to run since, beside the reference worker, and still runs after some seconds."""
     # The reference worker forks its rivals' zygote as it starts; both stay.
-    _, handed = judge._worker().ask_for_memory(timeout_s=60, do="zygote")
+    _, handed = judge._worker().ask_for_memory(limit_s=60, do="zygote")
     close_descriptors(handed)
     before = below()
 

@@ -219,9 +219,9 @@ def test_another_process_maps_what_is_sent_to_it(fake: FakeDriver) -> None:
     theirs.close()
     channel = Channel(ours)
     channel.send({"size": 48}, [block.descriptor])
-    seen, extra = channel.receive(timeout_s=60)
+    seen, extra = channel.receive(limit_s=60)
     assert seen["seen"] == [float(number) for number in range(12)]
-    channel.receive(timeout_s=60)
+    channel.receive(limit_s=60)
     close_descriptors(extra)
     _, complaint = other.communicate(timeout=60)
     assert other.returncode == 0, complaint

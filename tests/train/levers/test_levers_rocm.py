@@ -68,5 +68,5 @@ def test_they_become_variables_that_the_process_starts_with(
     tuned = variables["tunableop"]
     assert tuned["PYTORCH_TUNABLEOP_ENABLED"] == tuned["PYTORCH_TUNABLEOP_TUNING"] == "1"
     results = Path(tuned["PYTORCH_TUNABLEOP_FILENAME"])
-    assert results.parent == tmp_path / "cache" and results.parent.is_dir()
+    assert results.parent == tmp_path / "cache" / "tunableop" and results.parent.is_dir()
     assert StepConfig().variables() == {}

@@ -321,7 +321,7 @@ TOO_OLD: Final = "does not know"
 
 def checked(command: Sequence[str], architecture: Architecture | None) -> None:
     """Run a compiler; raises KernelError with its first error."""
-    done = run_tool(command, timeout_s=TIMEOUT_S)
+    done = run_tool(command, limit_s=TIMEOUT_S)
     if architecture is not None and "invalid target ID" in done.stderr:
         raise KernelError(
             f"{Path(command[0]).name} {TOO_OLD} {architecture.name}: install a newer one"
@@ -437,7 +437,7 @@ def _build(job: tuple[str, str, Path]) -> DeviceBuild:
     command = [clang, *hip_options(HipTools(clang=clang, headers=hip_headers(), bitcode=None))]
     command += ["-nogpulib", "-DNDEBUG", "-DUSE_ROCM", "-include", PRELUDE, f"-I{root}", "-w"]
     command += [f"--offload-arch={target}", "--offload-device-only", "-S", "-emit-llvm", "-O1"]
-    done = run_tool([*command, "-o", str(made), str(source)], timeout_s=TIME_LIMIT_S)
+    done = run_tool([*command, "-o", str(made), str(source)], limit_s=TIME_LIMIT_S)
     if done.returncode != 0:
         said = (done.stderr or "no message").replace(f"{root}/", "")[:MOST_SAID]
         return DeviceBuild(unit=unit, target=target, kernels=0, said=said)

@@ -108,7 +108,7 @@ class ProfileProcess:
         if self._clock.left_s < LEAST_TIME_S:
             raise JudgeError("no time was left to compile for this target")
         try:
-            reply = self._started().ask(message, timeout_s=self._clock.left_s)
+            reply = self._started().ask(message, limit_s=self._clock.left_s)
         except ChildFailure:
             self.close()
             raise

@@ -100,7 +100,7 @@ def run_ptxas(ptx: str, folder: Path) -> str:
 
 
 def run_tool(
-    command: Sequence[str], *, timeout_s: float = TOOL_TIMEOUT_S
+    command: Sequence[str], *, limit_s: float = TOOL_TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, which may not read its input; a failure to start is an exit code of 1."""
     try:
@@ -109,7 +109,7 @@ def run_tool(
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=timeout_s,
+            timeout=limit_s,
             stdin=subprocess.DEVNULL,
             env=watchdog.environment(),
         )

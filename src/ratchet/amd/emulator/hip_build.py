@@ -230,4 +230,4 @@ def compiled_machine(target: str) -> Path:
     """Return the machine's library for a target's waves; raises CompilerMissing."""
     text = source.written(ARCHITECTURES[target].wavefront_size)
     kernel = Kernel(name="emulator", language="cpp", source=text, entry="ratchet_emulate")
-    return cpp.compile_kernel(kernel, flags=FLAGS, timeout_s=TIMEOUT_S)
+    return cpp.compile_kernel(kernel, flags=FLAGS, limit_s=TIMEOUT_S)

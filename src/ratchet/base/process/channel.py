@@ -32,8 +32,8 @@ TEND_S = 0.1
 """Interval at which a wait checks its time limit and the machine's memory."""
 Message: TypeAlias = dict[str, Json]
 """An object of JSON between the judge and a worker; an order says what to `do`."""
-Deadline = Callable[[], float]
-"""Tells the seconds that are left."""
+Left = Callable[[], float]
+"""Tells the seconds that are left of a limit."""
 
 
 class ChannelClosed(JudgeError):
@@ -93,14 +93,14 @@ class Channel:
         message: Mapping[str, object],
         descriptors: Sequence[int] = (),
         *,
-        timeout_s: float | None = None,
+        limit_s: float | None = None,
     ) -> None:
         """Send one object; raises ChannelClosed or ChannelTimeout."""
         body = json.dumps(message).encode()
         if len(body) > MAX_MESSAGE_BYTES:
             raise JudgeError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
         try:
-            self._socket.settimeout(timeout_s)
+            self._socket.settimeout(limit_s)
             self._send_head(len(body), descriptors)
             self._socket.sendall(body)
         except TimeoutError as error:
@@ -114,19 +114,20 @@ class Channel:
         self._socket.sendmsg([LENGTH.pack(length)], ancillary)
 
     def receive(
-        self, *, timeout_s: float | None = None, left_s: Callable[[], float] | None = None
+        self, *, limit_s: float | None = None, left_s: Left | None = None
     ) -> tuple[Message, list[int]]:
         """Wait for one object and its descriptors, which then belong to the caller.
 
-        The wait ends after `timeout_s` on the wall clock, or when `left_s` gives nothing more.
+        The wait ends after `limit_s` on the wall clock, or when `left_s` gives nothing more.
         """
-        deadline = left_s or (None if timeout_s is None else until(time.monotonic() + timeout_s))
-        head, descriptors = self._receive_head(deadline)
+        if left_s is None and limit_s is not None:
+            left_s = until(time.monotonic() + limit_s)
+        head, descriptors = self._receive_head(left_s)
         try:
             (length,) = LENGTH.unpack(head)
             if length > self._max_bytes:
                 raise ChannelNonsense(f"the other end announced {length} bytes")
-            return _parse(self._receive_exactly(length, deadline)), descriptors
+            return _parse(self._receive_exactly(length, left_s)), descriptors
         except JudgeError:
             close_descriptors(descriptors)
             raise
@@ -138,10 +139,10 @@ class Channel:
         poller.register(self._socket.fileno(), select.POLLIN)
         return bool(poller.poll(0))
 
-    def _receive_head(self, deadline: Deadline | None) -> tuple[bytes, list[int]]:
+    def _receive_head(self, left_s: Left | None) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
         space += socket.CMSG_SPACE(CREDENTIALS.size)
-        self._wait(deadline)
+        self._wait(left_s)
         try:
             data, ancillary, flags, _ = self._socket.recvmsg(LENGTH.size, space)
         except OSError as error:
@@ -156,15 +157,15 @@ class Channel:
                 else ChannelNonsense("the other end sent too many descriptors")
             )
         try:
-            return data + self._receive_exactly(LENGTH.size - len(data), deadline), descriptors
+            return data + self._receive_exactly(LENGTH.size - len(data), left_s), descriptors
         except JudgeError:
             close_descriptors(descriptors)
             raise
 
-    def _receive_exactly(self, count: int, deadline: Deadline | None) -> bytes:
+    def _receive_exactly(self, count: int, left_s: Left | None) -> bytes:
         parts: list[bytes] = []
         while count:
-            self._wait(deadline)
+            self._wait(left_s)
             try:
                 part = self._socket.recv(min(count, 1 << 20))
             except OSError as error:
@@ -175,26 +176,26 @@ class Channel:
             count -= len(part)
         return b"".join(parts)
 
-    def _wait(self, deadline: Deadline | None) -> None:
+    def _wait(self, left_s: Left | None) -> None:
         self._socket.settimeout(None)
         poller = select.poll()
         poller.register(self._socket.fileno(), select.POLLIN)
         if self._watch is not None:
             poller.register(self._watch, select.POLLIN)
-        ready = {fd for fd, _ in self._poll(poller, deadline)}
+        ready = {fd for fd, _ in self._poll(poller, left_s)}
         if self._socket.fileno() in ready:
             return
         if ready:
             raise ChannelClosed("the other end died")
         raise ChannelTimeout("the other end said nothing in time")
 
-    def _poll(self, poller: select.poll, deadline: Deadline | None) -> list[tuple[int, int]]:
-        if self._shortage is None and deadline is None:
+    def _poll(self, poller: select.poll, left_s: Left | None) -> list[tuple[int, int]]:
+        if self._shortage is None and left_s is None:
             return poller.poll()
         while True:
-            left_s = math.inf if deadline is None else deadline()
-            ready = poller.poll(1e3 * max(0.0, min(left_s, TEND_S)))
-            if ready or left_s <= 0:
+            left = math.inf if left_s is None else left_s()
+            ready = poller.poll(1e3 * max(0.0, min(left, TEND_S)))
+            if ready or left <= 0:
                 return ready
             found = self._shortage() if self._shortage is not None else None
             if found is not None:
@@ -224,7 +225,7 @@ def close_descriptors(descriptors: Sequence[int]) -> None:
             os.close(descriptor)
 
 
-def until(end: float) -> Deadline:
+def until(end: float) -> Left:
     """Return what gives the seconds left until a moment of the wall clock."""
     return lambda: end - time.monotonic()
 

@@ -176,23 +176,23 @@ class Child:
         message: Mapping[str, object],
         descriptors: Sequence[int] = (),
         *,
-        timeout_s: float = SEND_TIMEOUT_S,
+        limit_s: float = SEND_TIMEOUT_S,
     ) -> None:
         """Send one message; the child must take it in time, at most SEND_TIMEOUT_S."""
-        timeout_s = min(timeout_s, SEND_TIMEOUT_S)
+        limit_s = min(limit_s, SEND_TIMEOUT_S)
         try:
-            self.channel.send(message, descriptors, timeout_s=timeout_s)
+            self.channel.send(message, descriptors, limit_s=limit_s)
         except JudgeError as error:
-            self._fail(error, str(message.get("do", "")), timeout_s)
+            self._fail(error, str(message.get("do", "")), limit_s)
 
-    def receive(self, what: str, *, timeout_s: float) -> tuple[Message, list[int]]:
+    def receive(self, what: str, *, limit_s: float) -> tuple[Message, list[int]]:
         """Wait for one answer and its descriptors; `what` names the request in a failure."""
-        limit = WorkLimit(timeout_s, self._members) if self._counts_work else None
-        left_s = limit.left_s if limit else until(time.monotonic() + timeout_s)
+        limit = WorkLimit(limit_s, self._members) if self._counts_work else None
+        left_s = limit.left_s if limit else until(time.monotonic() + limit_s)
         try:
             return self.channel.receive(left_s=within_the_end(left_s))
         except JudgeError as error:
-            self._fail(error, what, timeout_s)
+            self._fail(error, what, limit_s)
         finally:
             self.worked_s += limit.spent_s if limit else 0.0
 
@@ -223,11 +223,11 @@ class Child:
         return self.channel.has_answer
 
     def ask(
-        self, message: Mapping[str, object], descriptors: Sequence[int] = (), *, timeout_s: float
+        self, message: Mapping[str, object], descriptors: Sequence[int] = (), *, limit_s: float
     ) -> Message:
         """Send one message and wait for its answer; descriptors in the answer are closed."""
-        self.send(message, descriptors, timeout_s=timeout_s)
-        reply, extra = self.receive(str(message.get("do", "")), timeout_s=timeout_s)
+        self.send(message, descriptors, limit_s=limit_s)
+        reply, extra = self.receive(str(message.get("do", "")), limit_s=limit_s)
         close_descriptors(extra)
         return reply
 
@@ -287,7 +287,7 @@ class Child:
         close_descriptors([self._watch])
         self.channel.close()
 
-    def _fail(self, error: JudgeError, what: str, timeout_s: float) -> NoReturn:
+    def _fail(self, error: JudgeError, what: str, limit_s: float) -> NoReturn:
         how: Failure
         if isinstance(error, ChannelShortage):
             how = "starved" if error.of_others else "greedy"
@@ -299,7 +299,7 @@ class Child:
         words = "died while it was idle" if what == "idle" else f"died during '{what}'"
         if isinstance(error, ChannelTimeout):
             how, unit = "timed_out", "s of work" if self._counts_work else "s"
-            words = f"did not answer '{what}' within {timeout_s:.3g} {unit}"
+            words = f"did not answer '{what}' within {limit_s:.3g} {unit}"
         elif isinstance(error, ChannelNonsense):
             how, words = "nonsense", f"answered '{what}' with nonsense"
         code = self._settled_exit_code() if how == "died" else None

@@ -283,12 +283,12 @@ class RayCluster:
         where = NodeAffinitySchedulingStrategy(node_id=seat.node, soft=False)
         return {"scheduling_strategy": where, "max_retries": 0}
 
-    def wait(self, handles: Sequence[object], timeout_s: float) -> Sequence[object]:
+    def wait(self, handles: Sequence[object], limit_s: float) -> Sequence[object]:
         """Return the handles that are answered, at the latest after a time."""
         if not handles:
-            time.sleep(timeout_s)
+            time.sleep(limit_s)
             return []
-        done, _ = self._ray.wait(list(handles), num_returns=1, timeout=timeout_s)
+        done, _ = self._ray.wait(list(handles), num_returns=1, timeout=limit_s)
         return list(done)
 
     def result(self, handle: object) -> bytes:

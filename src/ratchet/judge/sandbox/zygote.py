@@ -63,16 +63,16 @@ class Forks:
 
     def fork(self, descriptors: Sequence[int], **order: object) -> Fork:
         """Return a new fork, which gets the descriptors; raises JudgeError."""
-        self._channel.send({"do": "fork", **order}, descriptors, timeout_s=START_S)
-        reply, extra = self._channel.receive(timeout_s=START_S)
+        self._channel.send({"do": "fork", **order}, descriptors, limit_s=START_S)
+        reply, extra = self._channel.receive(limit_s=START_S)
         close_descriptors(extra)
         return Fork(self._channel.sender, int(reply["pid"]), self)
 
     def exit_code(self, inner: int, *, do: str = "exit code") -> int | None:
         """Return a fork's exit code; None while it lives, or if the zygote has ended."""
         with contextlib.suppress(JudgeError):
-            self._channel.send({"do": do, "pid": inner}, timeout_s=START_S)
-            code = self._channel.receive(timeout_s=START_S)[0]["code"]
+            self._channel.send({"do": do, "pid": inner}, limit_s=START_S)
+            code = self._channel.receive(limit_s=START_S)[0]["code"]
             return None if code is None else int(code)
         return None
 
@@ -138,7 +138,7 @@ class CandidateZygote:
         """True if it can fork candidates. The first call waits for it."""
         if self._able is None:
             try:
-                reply, extra = self._child.receive("start", timeout_s=IMPORT_S)
+                reply, extra = self._child.receive("start", limit_s=IMPORT_S)
             except ChildFailure as error:
                 reply, extra = {"unable": str(error)}, []
             close_descriptors(extra)

@@ -218,9 +218,9 @@ class ArmProcess:
                 self._chances = 0
                 return reply
 
-    def _ask(self, timeout_s: float, **message: object) -> Message:
+    def _ask(self, limit_s: float, **message: object) -> Message:
         self._send(**message)
-        return self._receive(str(message["do"]), timeout_s)
+        return self._receive(str(message["do"]), limit_s)
 
     def _send(self, **message: object) -> None:
         if self.paused:
@@ -230,12 +230,12 @@ class ArmProcess:
         except ChildFailure as error:
             self._fail(error)
 
-    def _receive(self, what: str, timeout_s: float) -> Message:
+    def _receive(self, what: str, limit_s: float) -> Message:
         left_s = self.deadline_s - time.monotonic()
         try:
-            reply, extra = self._running().receive(what, timeout_s=max(0.0, min(timeout_s, left_s)))
+            reply, extra = self._running().receive(what, limit_s=max(0.0, min(limit_s, left_s)))
         except ChildFailure as error:
-            if error.how == "timed_out" and left_s < timeout_s:
+            if error.how == "timed_out" and left_s < limit_s:
                 self.close()
                 raise OutOfTime(
                     f"arm '{self.title}' was ended at its deadline during '{what}'"

@@ -199,18 +199,18 @@ class CandidateProcess:
     def _begin(self, message: Message, handed: Sequence[int] = ()) -> None:
         """Send what it does first, which it may not have started for."""
         with _starts():
-            self._child.send(message, handed, timeout_s=self._clock.step_limit_s)
+            self._child.send(message, handed, limit_s=self._clock.step_limit_s)
 
     def _reply(self, what: str) -> Message:
         """Wait for the answer, with which nothing is handed out."""
-        reply, extra = self._child.receive(what, timeout_s=self._clock.step_limit_s)
+        reply, extra = self._child.receive(what, limit_s=self._clock.step_limit_s)
         close_descriptors(extra)
         return reply
 
     def _reply_with_file(self, what: str, refuse: Callable[[Message], None]) -> tuple[Message, int]:
         """Return the answer, unless it is refused, and a sealed copy of the file handed out."""
         with _decides():
-            reply, handed = self._child.receive(what, timeout_s=self._clock.step_limit_s)
+            reply, handed = self._child.receive(what, limit_s=self._clock.step_limit_s)
         try:
             refuse(reply)
             if len(handed) != 1:
@@ -303,7 +303,7 @@ class CandidateProcess:
     def built(self, what: str) -> PackedFiles | None:
         """Return the `extensions` or the code of `triton` that it built; the caller closes them."""
         with _decides():
-            self._child.send({"do": "built", "what": what}, timeout_s=self._clock.step_limit_s)
+            self._child.send({"do": "built", "what": what}, limit_s=self._clock.step_limit_s)
         refuse = partial(_raise_refusal, what="told nothing of what it built", status="crashed")
         reply, packed = self._reply_with_file("built", refuse)
         try:
@@ -325,7 +325,7 @@ class CandidateProcess:
         with _decides():
             reply = self._child.ask(
                 {"do": "prepare", "layout": layout.as_json(), "outputs": self._output_mode},
-                timeout_s=self._clock.step_limit_s,
+                limit_s=self._clock.step_limit_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
         if told := reply.get(CHANGED):
@@ -364,11 +364,11 @@ class CandidateProcess:
 
     def begin_calls(self, memories: Sequence[int], *, limit_s: float) -> float:
         """Reveal a batch; return the time on our clock. `end_calls` comes next."""
-        timeout_s = limit_s + self._more_s
+        limit_s = limit_s + self._more_s
         with _decides():
             began = time.perf_counter()
             asked = {"do": "go"} if self.censuses is None else {"do": "go", "census": True}
-            self._child.send(asked, memories, timeout_s=timeout_s)
+            self._child.send(asked, memories, limit_s=limit_s)
         return began
 
     def end_calls(
@@ -376,9 +376,9 @@ class CandidateProcess:
     ) -> tuple[float, float, list[int]]:
         """Wait for the calls of a batch that began then; return what `go` does."""
         assert self._layout is not None
-        is_first, timeout_s = self._sizes not in self._met, limit_s + self._more_s
+        is_first, limit_s = self._sizes not in self._met, limit_s + self._more_s
         with _decides():
-            reply, extra = self._child.receive("go", timeout_s=timeout_s)
+            reply, extra = self._child.receive("go", limit_s=limit_s)
             wall_time_s = time.perf_counter() - began
             answered = self._read_spots(reply, first=True)
             if self._accelerator is not None:  # work goes on there until the outputs are read

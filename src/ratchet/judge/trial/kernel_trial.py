@@ -231,7 +231,7 @@ class KernelJudge:
     def _find_gpu(self, asked: str) -> Accelerator | Decided | None:
         """Return the GPU of that name, why it cannot be used, or None if `auto` finds none."""
         try:
-            found = self._worker().ask(timeout_s=FIND_TIMEOUT_S, do="find gpu", name=asked)
+            found = self._worker().ask(limit_s=FIND_TIMEOUT_S, do="find gpu", name=asked)
         except JudgeError as error:
             self.close()
             return Decided("unmeasured", f"the judge could not find a GPU: {error}")

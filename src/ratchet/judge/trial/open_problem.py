@@ -321,7 +321,7 @@ class OpenProblem:
 
     def ask(self, **message: object) -> Message:
         """Ask the reference worker; raises ReferenceFault if it reports an error."""
-        return self.reference.ask(timeout_s=self.clock.reference_limit_s, **message)
+        return self.reference.ask(limit_s=self.clock.reference_limit_s, **message)
 
     @contextlib.contextmanager
     def draw(
@@ -349,7 +349,7 @@ class OpenProblem:
         self._batches += 1
         number = self._batches
         reply, memories = self.reference.ask_for_memory(
-            timeout_s=self.clock.reference_limit_s,
+            limit_s=self.clock.reference_limit_s,
             do="draw",
             batch=number,
             case=case,
@@ -373,7 +373,7 @@ class OpenProblem:
         finally:
             close_descriptors(memories)
             if self.reference.alive:
-                self.reference.ask(timeout_s=30.0, do="release", batch=number)
+                self.reference.ask(limit_s=30.0, do="release", batch=number)
 
     def _read(self, number: int, spots: Sequence[Spot]) -> list[bytes]:
         """Return the bytes at some spots of a batch in a GPU's memory."""
@@ -453,7 +453,7 @@ def described_cases(
     *,
     threads: int,
     seed: int,
-    timeout_s: float,
+    limit_s: float,
     accelerator: Accelerator | None = None,
     kind: type[CaseFacts] = CaseFacts,
     is_timed: bool = True,
@@ -466,7 +466,7 @@ def described_cases(
     """
     try:
         reply = reference.ask(
-            timeout_s=timeout_s,
+            limit_s=limit_s,
             do="open",
             problem=problem.as_json(),
             threads=threads,

@@ -67,14 +67,14 @@ class ReferenceProcess:
         """True if it can still be asked."""
         return not self._child.closed
 
-    def ask(self, *, timeout_s: float, **message: object) -> Message:
+    def ask(self, *, limit_s: float, **message: object) -> Message:
         """Ask for something; raises ReferenceFault if it reports an error."""
-        return self.ask_for_memory(timeout_s=timeout_s, **message)[0]
+        return self.ask_for_memory(limit_s=limit_s, **message)[0]
 
-    def ask_for_memory(self, *, timeout_s: float, **message: object) -> tuple[Message, list[int]]:
+    def ask_for_memory(self, *, limit_s: float, **message: object) -> tuple[Message, list[int]]:
         """Ask; return also the answer's descriptors, which belong to the caller."""
         self._child.send(message)
-        reply, handed = self._child.receive(str(message["do"]), timeout_s=timeout_s)
+        reply, handed = self._child.receive(str(message["do"]), limit_s=limit_s)
         if "error" in reply:
             close_descriptors(handed)
         raise_fault(reply)
@@ -82,7 +82,7 @@ class ReferenceProcess:
 
     def zygote(self) -> Forks:
         """Return the zygote from which rivals and the keepers of problem files are forked."""
-        _, handed = self.ask_for_memory(timeout_s=IMPORT_S, do="zygote")
+        _, handed = self.ask_for_memory(limit_s=IMPORT_S, do="zygote")
         return Forks(inherited(handed[0]))
 
     def describe(self, request: Message, limit_s: float) -> Message:
@@ -217,7 +217,7 @@ class RivalProcess:
 
     def _send(self, message: Mapping[str, object]) -> None:
         with self._named(message["do"]):
-            self._channel.send(message, timeout_s=SEND_TIMEOUT_S)
+            self._channel.send(message, limit_s=SEND_TIMEOUT_S)
 
     def _await(self, what: str) -> None:
         """Wait for an answer; raises ReferenceFault if it is an error."""
@@ -233,7 +233,7 @@ class RivalProcess:
         """
         with self._named("go"):
             began = time.perf_counter()
-            self._channel.send({"do": "go"}, memories, timeout_s=SEND_TIMEOUT_S)
+            self._channel.send({"do": "go"}, memories, limit_s=SEND_TIMEOUT_S)
             reply, extra = self._receive()
             if spots is not None:
                 spots.read()
@@ -315,7 +315,7 @@ class ProblemZygote:
         self.forks = Forks(channel)
         self.able = False
         with contextlib.suppress(JudgeError):
-            self.able = channel.receive(timeout_s=START_S)[0]["able"] is True
+            self.able = channel.receive(limit_s=START_S)[0]["able"] is True
 
     def close(self) -> None:
         """End it; its forks have ended."""

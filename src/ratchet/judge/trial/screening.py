@@ -554,7 +554,7 @@ class Screener:
                 reference,
                 threads=self._threads,
                 seed=secrets.randbits(48),
-                timeout_s=OPENING_S,
+                limit_s=OPENING_S,
                 accelerator=run.accelerator,
                 kind=QuickFacts,
                 evidence=[],

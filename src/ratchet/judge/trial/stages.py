@@ -308,7 +308,7 @@ class KernelTrial:
             reference,
             threads=self.threads,
             seed=layout_seed(self.secret),
-            timeout_s=self.clock.reference_limit_s,
+            limit_s=self.clock.reference_limit_s,
             accelerator=self.accelerator,
             is_timed=self.target is None,
             evidence=self.evidence,

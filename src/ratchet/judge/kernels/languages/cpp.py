@@ -89,7 +89,7 @@ def compile_kernel(
     cache: Path | None = None,
     included: Path | None = None,
     flags: tuple[str, ...] = FLAGS,
-    timeout_s: float = COMPILE_TIMEOUT_S,
+    limit_s: float = COMPILE_TIMEOUT_S,
 ) -> Path:
     """Compile `kernel` to a shared library, or find it in the cache; return the library's path.
 
@@ -107,7 +107,7 @@ def compile_kernel(
     target = folder / f"{_cache_key(kernel, compiler, options)}.so"
     if not _is_intact(target):
         before = ("-include", str(included)) if included is not None else ()
-        _build(kernel, compiler, (*options, *before), target, timeout_s)
+        _build(kernel, compiler, (*options, *before), target, limit_s)
     return target
 
 
@@ -183,7 +183,7 @@ def _is_intact(target: Path) -> bool:
 
 
 def _build(
-    kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Path, timeout_s: float
+    kernel: Kernel, compiler: Path, options: tuple[str, ...], target: Path, limit_s: float
 ) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def _build(
             source.write_text(kernel.source, encoding="utf-8")
             library = folder / "kernel.so"
             command = [str(compiler), *options, f"-I{HEADERS}", "-o", str(library), str(source)]
-            _run_compiler(kernel, command, timeout_s)
+            _run_compiler(kernel, command, limit_s)
             _keep(library, target)
     except OSError as error:
         raise KernelError(
@@ -209,19 +209,19 @@ def _keep(library: Path, target: Path) -> None:
     os.replace(digest, _digest_path(target))
 
 
-def _run_compiler(kernel: Kernel, command: list[str], timeout_s: float) -> None:
+def _run_compiler(kernel: Kernel, command: list[str], limit_s: float) -> None:
     try:
         done = subprocess.run(
             command,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=limit_s,
             check=False,
             env=watchdog.environment(),
         )
     except subprocess.TimeoutExpired as error:
         raise KernelError(
-            f"compiling {kernel.name!r} took over {timeout_s:.0f} s: simplify its source"
+            f"compiling {kernel.name!r} took over {limit_s:.0f} s: simplify its source"
         ) from error
     if done.returncode != 0:
         raise KernelError(
