@@ -40,9 +40,9 @@ def test_reading_a_trace_does_not_bring_torch_in() -> None:
 
 def test_every_lever_that_advice_names_exists() -> None:
     named: set[str] = set()
-    for path in (ROOM / "advice").glob("*.py"):
-        for found in re.findall(r"levers=\((.*?)\),\n", path.read_text(), re.DOTALL):
-            named |= set(re.findall(r'"([\w-]+)"', found))
+    text = (ROOM / "advice.py").read_text()
+    for found in re.findall(r"levers=\((.*?)\),\n", text, re.DOTALL):
+        named |= set(re.findall(r'"([\w:-]+)"', found))
     assert "compile" in named
     assert named <= set(all_levers())
 

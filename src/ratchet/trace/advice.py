@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.sequences import SequenceRow
+from ratchet.trace.answers.shapes import ATTENTION, ATTENTION_BACKWARD
 
 COMPILE = ("compile", "compile-max-autotune")
 OPTIMIZER = re.compile(r"_foreach_|_fused_adam|multi_tensor_apply|Optimizer", re.IGNORECASE)
@@ -21,12 +22,34 @@ KERNEL_LEVERS = (
     (re.compile(r"::silu|::gelu|SwiGLU|GeGLU", re.IGNORECASE), "kernel:gated_activation"),
     (OPTIMIZER, "kernel:adamw"),
 )  # fmt: skip
-"""Kernels of the library by the module or op that they replace; they run on CPUs."""
+"""Kernels of the library by the module or op that they replace, on a CPU and on a GPU."""
+SERVED = ("cpu", "cuda", "rocm")
+"""Platforms that the library has kernels for: C++ on a CPU, Triton on a GPU."""
 _COUNTED = re.compile(r"_\d+$")
 """The number that the profiler appends to a module's class name."""
 _NAMED = 3
 _SHARE = 0.1
 """Runs below this share of the gain name no kernel of the library."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """An observation, the most it could give, and the levers that try it."""
+
+    name: str
+    evidence: str
+    gain: int
+    """Upper bound on the time saved in the window, in ns."""
+    levers: tuple[str, ...] = ()
+    """Names for `ratchet optimize --try`; empty if no lever does it."""
+    remedy: str
+    always: bool = False
+    """True if it is named however little it gives."""
+
+
+def milliseconds(time: int) -> str:
+    """Format nanoseconds for a sentence."""
+    return f"{time / 1e6:,.2f} ms"
 
 
 def fusible_kernels(report: Report) -> Finding | None:
@@ -46,7 +69,7 @@ def fusible_kernels(report: Report) -> Finding | None:
             f"no product between them: {said}" + (f"; and {more} more sorts of run" * (more > 0))
         ),
         gain=gain,
-        levers=_levers(runs, gain, report.platform == "cpu"),
+        levers=_levers(runs, gain, report.platform in SERVED),
         remedy=(
             "fuse them: a fused run takes at least the time of its longest kernel, and no more if "
             "the others only touch the same data"
@@ -63,18 +86,37 @@ def _words(row: SequenceRow, what: str) -> str:
     )
 
 
-def _levers(runs: list[SequenceRow], gain: int, on_cpu: bool) -> tuple[str, ...]:
-    """Return the levers for the heaviest runs, on CPUs those of the library's kernels first."""
+def _levers(runs: list[SequenceRow], gain: int, served: bool) -> tuple[str, ...]:
+    """Return the levers for the heaviest runs, those of the library's kernels first."""
     found: dict[str, None] = {}
     optimizer = 0
     for row in runs:
         text = " ".join((row.name, row.op, *row.kernels))
         if OPTIMIZER.search(text):
             optimizer += row.could_win
-        if on_cpu and row.could_win >= _SHARE * gain:
+        if served and row.could_win >= _SHARE * gain:
             found.update((lever, None) for what, lever in KERNEL_LEVERS if what.search(text))
     ours = OPTIMIZER_LEVERS if optimizer >= gain / 2 else ()
     return (*found, *ours, *COMPILE)
+
+
+def attention(report: Report) -> Finding | None:
+    """Find attention far from the ceilings: a product, so no run of fusible kernels holds it."""
+    rows = [row for row in report.roofline if row.name in ATTENTION | ATTENTION_BACKWARD]
+    gain = min(sum(row.could_win for row in rows), report.identity.window)
+    if not gain or report.platform not in SERVED:
+        return None
+    return Finding(
+        name="attention",
+        evidence=(
+            f"{sum(row.count for row in rows):,} calls of attention take "
+            f"{milliseconds(sum(row.time for row in rows))}, and at the ceilings "
+            f"{milliseconds(sum(row.least for row in rows))}"
+        ),
+        gain=gain,
+        levers=("kernel:attention",),
+        remedy="have the library's kernel judged on these shapes: it is kept only if it is faster",
+    )
 
 
 WORTH = 0.02
@@ -230,32 +272,10 @@ FINDINGS: tuple[Callable[[Report], Finding | None], ...] = (
     graph_breaks,
     data_loading,
     fusible_kernels,
+    attention,
     host_bound,
     fp32_matmuls,
     recompute,
     small_kernels,
     synchronisation,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """An observation, the most it could give, and the levers that try it."""
-
-    name: str
-    evidence: str
-    gain: int
-    """Upper bound on the time saved in the window, in ns."""
-    levers: tuple[str, ...] = ()
-    """Names for `ratchet optimize --try`; empty if no lever does it."""
-    remedy: str
-    always: bool = False
-    """True if it is named however little it gives."""
-
-
-def milliseconds(time: int) -> str:
-    """Format nanoseconds for a sentence."""
-    return f"{time / 1e6:,.2f} ms"
-
-
-__all__ = ["FINDINGS", "Finding", "advise"]

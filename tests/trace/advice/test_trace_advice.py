@@ -8,8 +8,10 @@ from pathlib import Path
 import made_traces as mt
 import pytest
 
+from ratchet.base.devices import Roofline
 from ratchet.trace.advice import advise
 from ratchet.trace.answers.report import report
+from ratchet.trace.answers.roofline import Rooflines
 
 QUIET = [mt.launch(0, 1, 1), mt.kernel("triton_fused", 5, 900, 1)]
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -79,3 +81,35 @@ def test_a_long_gap_is_not_small_kernels(tmp_path: Path) -> None:
     assert found.idle.kernel_gap == 372 * 1000 + (465_000 - 372 * 6 - 5) * 1000
     assert found.idle.turn_around == 372 * 1000 + 10_000
     assert "small-kernels" not in {finding.name for finding in advise(found)}
+
+
+def test_the_librarys_kernels_are_named_on_a_gpu(tmp_path: Path) -> None:
+    norm = [
+        mt.module("RMSNorm_0", 0, 400), mt.op("aten::pow", 1, 390),
+        *(mt.launch(2 + i, 0.5, 1 + i) for i in range(4)),
+        *(mt.kernel(name, 410 + 31 * i, 30, 1 + i)
+          for i, name in enumerate(["pow", "mean", "rsqrt", "mul"])),
+    ]  # fmt: skip
+    found = report(mt.made(tmp_path, norm))
+    assert found.platform == "cuda"
+    levers = next(one.levers for one in advise(found) if one.name == "fusible-kernels")
+    assert levers[0] == "kernel:rms_norm"
+
+
+def test_attention_below_its_ceiling_names_the_librarys_kernel(tmp_path: Path) -> None:
+    shape = [4, 1024, 16, 64]
+    flash = mt.op("aten::_flash_attention_forward", 0, 50)
+    flash["args"] = {
+        "Input Dims": [shape, shape, shape],
+        "Input type": ["c10::BFloat16"] * 3,
+    }
+    events = [flash, mt.launch(1, 1, 1), mt.kernel("flash_fwd_kernel", 60, 50_000, 1)]
+    roof = Roofline(flops_per_s=3e14, bytes_per_s=2e12)
+    ceilings = Rooflines(of={"bf16": roof}, source="made up")
+    trace = mt.made(tmp_path, events)
+    finding = next(one for one in advise(report(trace, ceilings)) if one.name == "attention")
+    assert finding.levers == ("kernel:attention",)
+    assert 0 < finding.gain < 50_000_000
+    assert "attention" not in {
+        one.name for one in advise(report(trace, Rooflines(of={}, source="")))
+    }
