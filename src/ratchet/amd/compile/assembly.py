@@ -198,19 +198,15 @@ def _metadata(text: str) -> Iterator[dict[str, str]]:
     _, _, rest = text.partition(".amdgpu_metadata")
     block, _, _ = rest.partition(".end_amdgpu_metadata")
     current: dict[str, str] | None = None
-    for line in block.splitlines():
-        if KERNEL_ITEM.match(line):
-            if current is not None:
-                yield current
-            current = {}
-        elif not line.startswith(" "):
-            if current is not None:
-                yield current
+    for line in [*block.splitlines(), ""]:
+        begins = KERNEL_ITEM.match(line) is not None
+        if current is not None and (begins or not line.startswith(" ")):
+            yield current
             current = None
+        if begins:
+            current = {}
         if current is not None and (found := KERNEL_KEY.match(line)):
             current[found.group(1)] = (found.group(2) or "").strip()
-    if current is not None:
-        yield current
 
 
 def _inside(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -1,19 +1,21 @@
-"""Count the operations of one launch's `tl.dot`s, from Triton's first intermediate form.
+"""Count the operations of one launch's `tl.dot`s, from Triton's first intermediate form (TTIR).
 
-The text (TTIR) is structured: loops with bounds, branches, one operation a line. Bounds are mostly
-arithmetic on the kernel's integer arguments and the program's place in the grid. Both are known
-here, so the trips of each loop are counted without running anything. A loop with an unknown bound
-(one read from memory) counts as never run, and the sum is marked as a lower bound.
+TTIR is structured text: loops with bounds, branches, one operation per line. A loop's bounds are
+mostly arithmetic on the kernel's integer arguments and on the program's place in the grid. Both are
+known here, so its trips are counted without running anything. A loop with a bound that is read from
+memory counts as never run, and the sum is marked as inexact: it is a lower bound.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import random
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 MAX_PROGRAMS, MAX_STEPS = 4096, 400_000
 """Programs that are counted, and lines that are read for all of them."""
@@ -57,7 +59,7 @@ def dot_work(ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> Dot
     if parsed is None:
         return None
     names, body = parsed
-    if not _has_dots(body):
+    if not any(one.dots for one in body):
         return DotWork(flops=0.0, exact=True)
     known = {
         name: int(value)
@@ -88,9 +90,10 @@ class DotCounter:
 def _over_grid(body: list[_Operation], known: Environment, grid: Sequence[int]) -> DotWork:
     programs = math.prod(grid)
     counter = _Counter(grid)
-    places = _spread(programs)
     counted: list[float] = []
-    for place in places:
+    # In random order: a regular sample could match a regular pattern, and in the grid's own order
+    # the programs with the longest loops might be the only ones that the steps are enough for.
+    for place in random.Random(programs).sample(range(programs), min(programs, MAX_PROGRAMS)):
         x, rest = place % grid[0], place // grid[0]
         counter.place = (x, rest % grid[1], rest // grid[1])
         flops = counter.block(body, dict(known))
@@ -104,15 +107,6 @@ def _over_grid(body: list[_Operation], known: Environment, grid: Sequence[int]) 
     sampled = counter.varies and len(counted) < programs
     mean = sum(counted) / len(counted)
     return DotWork(flops=mean * programs, exact=counter.exact and not sampled)
-
-
-def _spread(programs: int) -> Sequence[int]:
-    """Return every program, or a sample of many, in random order.
-
-    A regular sample could match a regular pattern. In the grid's own order, the programs with the
-    longest loops might be the only ones counted before the steps run out.
-    """
-    return random.Random(programs).sample(range(programs), min(programs, MAX_PROGRAMS))
 
 
 class _Counter:
@@ -140,7 +134,8 @@ class _Counter:
         if text.startswith("scf.if"):
             return self._branch(one, text, known)
         if one.blocks:
-            return self._unknown(one)
+            self.exact &= not one.dots
+            return 0.0
         if text.startswith(("tt.dot ", "tt.dot_scaled ")):
             return _dot_flops(text)
         if name and (value := self._value(text, known)) is not None and abs(value) < WORD:
@@ -166,39 +161,32 @@ class _Counter:
         trips = max(0, -(-(last - first) // step))
         if not any(inner.blocks and inner.dots for inner in body):
             return trips * self.block(body, dict(known)) if trips else 0.0
-        return self._each_trip(body, known, found.group(1), range(first, last, step))
-
-    def _each_trip(
-        self, body: Sequence[_Operation], known: Environment, name: str, values: Sequence[int]
-    ) -> float:
         total = 0.0
-        for value in values:
+        for value in range(first, last, step):
             if self.steps > MAX_STEPS:
                 self.exact = False
                 break
-            total += self.block(body, {**known, name: value})
+            total += self.block(body, {**known, found.group(1): value})
         return total
 
     def _branch(self, one: _Operation, text: str, known: Environment) -> float:
         found = VALUE.search(text)
         condition = known.get(found.group()) if found else None
         if found is None or condition is None:
-            return self._unknown(one)
+            self.exact &= not one.dots
+            return 0.0
         self.varies |= one.dots and found.group() in self._placed
         taken = 0 if condition else 1
         return self.block(one.blocks[taken], dict(known)) if taken < len(one.blocks) else 0.0
-
-    def _unknown(self, one: _Operation) -> float:
-        if one.dots:
-            self.exact = False
-        return 0.0
 
     def _value(self, text: str, known: Environment) -> int | None:
         """Return the integer result of a line, if its operands are known."""
         operation, _, rest = text.partition(" ")
         if operation == "arith.constant":
             word = rest.split(" ")[0]
-            return {"true": 1, "false": 0}.get(word, _integer(word))
+            if word in ("true", "false"):
+                return int(word == "true")
+            return int(word) if re.fullmatch(r"-?\d+", word) else None
         if operation == "tt.get_program_id":
             return self.place[AXES.get(rest[:1], 0)]
         if operation == "tt.get_num_programs":
@@ -211,47 +199,40 @@ class _Counter:
 
 
 def _arithmetic(operation: str, rest: str, values: Sequence[int]) -> int | None:
-    if operation in ("arith.extsi", "arith.extui", "arith.trunci", "arith.index_cast"):
+    kind = operation.removeprefix("arith.")
+    if kind in ("extsi", "extui", "trunci", "index_cast"):
         return values[0]
-    if operation == "arith.select" and len(values) == 3:
+    if kind == "select" and len(values) == 3:
         return values[1] if values[0] else values[2]
     if len(values) != 2:
         return None
-    a, b = values
-    if operation == "arith.cmpi":
-        return _compare(rest.split(",")[0].strip(), a, b)
-    if operation in ("arith.divsi", "arith.divui", "arith.remsi", "arith.remui"):
-        return _divide(operation, a, b)
-    if operation == "arith.ceildivsi" and b:
-        return -(-a // b)
-    simple = {
-        "arith.addi": a + b,
-        "arith.subi": a - b,
-        "arith.muli": a * b,
-        "arith.minsi": min(a, b),
-        "arith.minui": min(a, b),
-        "arith.maxsi": max(a, b),
-        "arith.maxui": max(a, b),
-        "arith.andi": a & b,
-        "arith.ori": a | b,
-        "arith.xori": a ^ b,
-    }
-    return simple.get(operation)
-
-
-def _compare(how: str, a: int, b: int) -> int | None:
-    order = how[1:] if how[0] in "su" else how
-    answers = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}
-    found = answers.get(order)
-    return None if found is None else int(found)
-
-
-def _divide(operation: str, a: int, b: int) -> int | None:
-    """Divide towards zero, as hardware does."""
-    if b == 0:
+    if kind == "cmpi":  # `slt`, `ult`: with and without sign
+        kind = rest.split(",")[0].strip().lstrip("su")
+    elif kind in DIVISIONS and not values[1]:
         return None
-    quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-    return quotient if operation.startswith("arith.div") else a - quotient * b
+    combine = ARITHMETIC.get(kind)
+    return None if combine is None else int(combine(*values))
+
+
+def _quotient(a: int, b: int) -> int:
+    """Divide towards zero, as hardware does."""
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+DIVISIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
+    "divsi": _quotient,
+    "divui": _quotient,
+    "remsi": lambda a, b: a - _quotient(a, b) * b,
+    "remui": lambda a, b: a - _quotient(a, b) * b,
+    "ceildivsi": lambda a, b: -(-a // b),
+}
+ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
+    **{f"{name}i": getattr(operator, name) for name in ("add", "sub", "mul", "xor")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{"andi": operator.and_, "ori": operator.or_},
+    **{"minsi": min, "minui": min, "maxsi": max, "maxui": max},
+    **DIVISIONS,
+}
 
 
 def _dot_flops(text: str) -> float:
@@ -265,15 +246,11 @@ def _dot_flops(text: str) -> float:
     return 2.0 * math.prod(shapes[-1]) * shapes[0][-1] * packed
 
 
-def _has_dots(operations: Sequence[_Operation]) -> bool:
-    return any(one.dots for one in operations)
-
-
 def _mark_dots(operations: Sequence[_Operation]) -> bool:
     for one in operations:
         inside = [_mark_dots(block) for block in one.blocks]
         one.dots = any(inside) or "tt.dot" in one.text
-    return _has_dots(operations)
+    return any(one.dots for one in operations)
 
 
 def _scalars_and_dots(operations: Sequence[_Operation]) -> list[_Operation]:
@@ -284,13 +261,6 @@ def _scalars_and_dots(operations: Sequence[_Operation]) -> list[_Operation]:
         if one.dots or not (one.blocks or "tensor<" in one.text):
             kept.append(one)
     return kept
-
-
-def _integer(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 def _parse(ttir: str) -> tuple[list[str], list[_Operation]] | None:

@@ -29,7 +29,7 @@ from ratchet.amd.profile.dot_work import DotCounter, DotWork
 from ratchet.base import Json
 from ratchet.base.devices import catalogue
 from ratchet.base.devices.catalogue import CatalogueDevice
-from ratchet.base.devices.matrix import MatrixInstruction, simds_per_cu
+from ratchet.base.devices.matrix import simds_per_cu
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
 from ratchet.base.process import Clock
 from ratchet.base.process.channel import Message
@@ -70,12 +70,6 @@ class LaunchWork:
     vector units."""
     waves: int
     tensor_bytes: int
-
-
-def rate_of(counts: Sequence[tuple[MatrixInstruction, int]]) -> float | None:
-    """Return operations per cycle and SIMD of a mix of matrix instructions; None for no mix."""
-    cycles = sum(one.cycles * count for one, count in counts)
-    return sum(one.flops * count for one, count in counts) / cycles if cycles else None
 
 
 def bounds(gfx: str, launches: Sequence[LaunchWork]) -> list[dict[str, object]]:
@@ -283,7 +277,8 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
     kernels, works, unread = [], [], []
     for key, kernel in profile.kernels.items():
         launches = [one for one in profile.launches if one.kernel == key]
-        facts = _facts(kernel, architecture)
+        read = kernel_facts.amd_facts if architecture.backend == "hip" else kernel_facts.cuda_facts
+        facts = read(kernel, architecture)
         if facts is None:
             unread.append(kernel.name)
             continue
@@ -291,7 +286,17 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
         ttir = kernel.texts.get("ttir", "")
         dots = [counter.count(ttir, one.grid, one.arguments) for one in kept]
         kernels.append(_document(kernel, launches, kept, dots) | facts.document)
-        works += [_work(facts, *pair) for pair in zip(kept, dots, strict=True)]
+        cycles = sum(one.cycles * count for one, count in facts.hot_matrix)
+        flops = sum(one.flops * count for one, count in facts.hot_matrix)
+        works += [
+            LaunchWork(
+                dot_flops=None if work is None else work.flops,
+                flops_per_simd_per_cycle=flops / cycles if cycles else None,
+                waves=launch.programs * facts.waves_per_workgroup,
+                tensor_bytes=launch.tensor_bytes,
+            )
+            for launch, work in zip(kept, dots, strict=True)
+        ]
     error = None if profile.error is None else entry_error(profile.error)
     if unread:
         error = error or f"the assembly of {', '.join(unread)[:200]} could not be read"
@@ -301,12 +306,6 @@ def _read(profile: Profile, architecture: Architecture, counter: DotCounter) -> 
         "skipped_configs": profile.skipped_configs,
         "error": error,
     }
-
-
-def _facts(kernel: CompiledKernel, architecture: Architecture) -> kernel_facts.KernelFacts | None:
-    if architecture.backend == "cuda":
-        return kernel_facts.cuda_facts(kernel, architecture)
-    return kernel_facts.amd_facts(kernel, architecture)
 
 
 def _document(
@@ -331,15 +330,6 @@ def _document(
         "dot_flops": None if None in dots else sum(one.flops for one in dots if one),
         "dot_flops_exact": all(one is not None and one.exact for one in dots),
     }
-
-
-def _work(facts: kernel_facts.KernelFacts, launch: Launch, dots: DotWork | None) -> LaunchWork:
-    return LaunchWork(
-        dot_flops=None if dots is None else dots.flops,
-        flops_per_simd_per_cycle=rate_of(facts.hot_matrix),
-        waves=launch.programs * facts.waves_per_workgroup,
-        tensor_bytes=launch.tensor_bytes,
-    )
 
 
 def inspection_report(document: Mapping[str, Json]) -> m.ResultReport:

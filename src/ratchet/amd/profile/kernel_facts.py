@@ -23,9 +23,6 @@ CLASSES: Final = (
     *("wait", "barrier", "branch", "other"),
 )
 TRANSCENDENTAL: Final = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos|s_exp|s_log|s_rcp|s_sqrt)_")
-GLOBAL: Final = ("global_", "buffer_", "flat_", "tbuffer_")
-BRANCH: Final = ("s_branch", "s_cbranch", "s_endpgm", "s_setpc", "s_swappc", "s_call")
-WAIT: Final = ("s_wait", "s_nop", "s_delay_alu", "s_sleep")
 WIDTHS: Final = {
     "ubyte": 8, "sbyte": 8, "byte": 8, "ushort": 16, "sshort": 16, "short": 16,
     "dword": 32, "dwordx2": 64, "dwordx3": 96, "dwordx4": 128,
@@ -35,34 +32,29 @@ WIDTHS: Final = {
 """Bits that one lane moves, by the word that names it; GFX9 says dwordx4 where RDNA says b128."""
 
 
+KINDS: Final = (
+    ("matrix", MATRIX),
+    ("vector", "v_"),
+    ("lds", "ds_"),
+    ("scratch", "scratch_"),
+    ("global", ("global_", "buffer_", "flat_", "tbuffer_")),
+    ("barrier", "s_barrier"),
+    ("branch", ("s_branch", "s_cbranch", "s_endpgm", "s_setpc", "s_swappc", "s_call")),
+    ("wait", ("s_wait", "s_nop", "s_delay_alu", "s_sleep")),
+    ("scalar_load", ("s_load", "s_buffer_load")),
+    ("scalar", "s_"),
+)
+"""The kind of an instruction by the first of these beginnings that its name has."""
+
+
 def class_of(name: str) -> str:
-    if name.startswith(MATRIX):
-        return "matrix"
-    if name.startswith("v_"):
-        return "transcendental" if TRANSCENDENTAL.match(name) else "vector"
-    if name.startswith("ds_"):
-        return "lds"
-    if name.startswith("scratch_"):
-        return "scratch"
-    if name.startswith(GLOBAL):
-        return _global_class(name)
-    if name.startswith("s_barrier"):
-        return "barrier"
-    if name.startswith(BRANCH):
-        return "branch"
-    if name.startswith(WAIT):
-        return "wait"
-    if name.startswith(("s_load", "s_buffer_load")):
-        return "scalar_load"
-    return "scalar" if name.startswith("s_") else "other"
-
-
-def _global_class(name: str) -> str:
-    if "_atomic_" in name:
-        return "global_atomic"
-    if "_store_" in name:
-        return "global_store"
-    return "global_load" if "_load_" in name else "other"
+    kind = next((kind for kind, starts in KINDS if name.startswith(starts)), "other")
+    if kind == "vector" and TRANSCENDENTAL.match(name):
+        return "transcendental"
+    if kind == "global":
+        verbs = ("atomic", "store", "load")
+        return next((f"global_{verb}" for verb in verbs if f"_{verb}_" in name), "other")
+    return kind
 
 
 def access_bits(name: str) -> int | None:
@@ -78,16 +70,12 @@ def drains(name: str, operands: str) -> bool:
     """Return True if a wait lasts until every outstanding load has returned."""
     if name == "s_waitcnt":
         return "vmcnt(0)" in operands
-    return name in ("s_wait_loadcnt", "s_wait_loadcnt_dscnt") and _is_zero(operands)
+    waits_for_loads = name in ("s_wait_loadcnt", "s_wait_loadcnt_dscnt")
+    return waits_for_loads and re.fullmatch(r"\s*(0x)?0+\s*", operands) is not None
 
 
-def _is_zero(operands: str) -> bool:
-    try:
-        return int(operands.strip() or "1", 0) == 0
-    except ValueError:
-        return False
-
-
+ENCODING: Final = r"_(e32|e64|vop3p)$"
+"""The end of an instruction's name that an assembler may add."""
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
 """The cbsz and blgp fields of the f8f6f4 instructions: E4M3, E5M2, E2M3, E3M2, E2M1."""
 NARROW_BITS = 32
@@ -112,8 +100,6 @@ def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts
     waves = _waves(kernel, code, architecture)
     lds = max(kernel.shared_bytes, code.number("group_segment_fixed_size"))
     found = occupancy(architecture, vgprs=code.total_vgprs, lds_bytes=lds, workgroup_waves=waves)
-    widths = {kind: _widths(code.instructions, kind) for kind in ("global_load", "global_store")}
-    matrix_rows = _matrix_rows(code.instructions, architecture)
     document = {
         "vgprs": code.vgprs,
         "agprs": code.agprs,
@@ -130,14 +116,17 @@ def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts
         "max_waves": architecture.max_waves_per_simd,
         "instructions": _mix(code.instructions),
         "instructions_in_loops": _mix([one for one in code.instructions if one.depth]),
-        "matrix_instructions": matrix_rows,
-        "global_load_bits": widths["global_load"],
-        "global_store_bits": widths["global_store"],
+        "matrix_instructions": _matrix_rows(code.instructions, architecture),
+        "global_load_bits": _widths(code.instructions, "global_load"),
+        "global_store_bits": _widths(code.instructions, "global_store"),
         "waits": _waits(code.instructions),
         "mca": mca_summary(kernel.mca),
     }
     document["notes"] = _notes(document)
-    hot = _known(code.hot_loop(), architecture) or _known(code.instructions, architecture)
+    hot: list[tuple[MatrixInstruction, int]] = []
+    for part in (code.hot_loop(), code.instructions):
+        counted = _counted(part, architecture).values()
+        hot = hot or [(row, count) for row, count in counted if row is not None]
     return KernelFacts(document=document, hot_matrix=hot, waves_per_workgroup=waves)
 
 
@@ -174,19 +163,27 @@ def _waits(body: Sequence[Instruction]) -> dict[str, int]:
 
 def _matrix_rows(body: Sequence[Instruction], architecture: Architecture) -> list[dict[str, Json]]:
     """Return each matrix instruction once, with its count, shape and cycles."""
-    counts: Counter[tuple[str, str]] = Counter()
-    in_loops: Counter[tuple[str, str]] = Counter()
-    for one in body:
-        if class_of(one.name) == "matrix":
-            key = (one.name, _input_type(one))
-            counts[key] += 1
-            in_loops[key] += one.depth > 0
+    products = [one for one in body if one.name.startswith(MATRIX)]
+    in_loops = Counter((one.name, _input_type(one)) for one in products if one.depth)
     rows = []
-    for (name, in_type), count in counts.items():
-        row = matrix.find(architecture.name, bare_name(name), in_type=in_type or None)
+    for key, (row, count) in _counted(products, architecture).items():
         known = {} if row is None else _matrix_row(row)
-        rows.append({"name": name, "count": count, "in_loops": in_loops[name, in_type]} | known)
+        rows.append({"name": key[0], "count": count, "in_loops": in_loops[key]} | known)
     return rows
+
+
+def _counted(
+    body: Sequence[Instruction], architecture: Architecture
+) -> dict[tuple[str, str], tuple[MatrixInstruction | None, int]]:
+    """Return the row and the count of each instruction, by its name and its input type."""
+    counts = Counter((one.name, _input_type(one)) for one in body)
+    return {
+        (name, kind): (
+            matrix.find(architecture.name, re.sub(ENCODING, "", name), in_type=kind or None),
+            count,
+        )
+        for (name, kind), count in counts.items()
+    }
 
 
 def _matrix_row(row: MatrixInstruction) -> dict[str, Json]:
@@ -203,11 +200,6 @@ def _matrix_row(row: MatrixInstruction) -> dict[str, Json]:
     }
 
 
-def bare_name(name: str) -> str:
-    """Return an instruction's name without the encoding that an assembler may add."""
-    return re.sub(r"_(e32|e64|vop3p)$", "", name)
-
-
 def _input_type(one: Instruction) -> str:
     """Return the input type of an instruction whose operands tell it, else ""."""
     if "f8f6f4" not in one.name:
@@ -215,17 +207,6 @@ def _input_type(one: Instruction) -> str:
     fields = dict(re.findall(r"(cbsz|blgp):(\d)", one.operands))
     kinds = [F8F6F4_TYPES.get(int(fields.get(name, 0)), "fp8") for name in ("cbsz", "blgp")]
     return "fp8" if "fp8" in kinds else kinds[0]
-
-
-def _known(
-    body: Sequence[Instruction], architecture: Architecture
-) -> list[tuple[MatrixInstruction, int]]:
-    counts = Counter((one.name, _input_type(one)) for one in body)
-    found = [
-        (matrix.find(architecture.name, bare_name(name), in_type=in_type or None), count)
-        for (name, in_type), count in counts.items()
-    ]
-    return [(row, count) for row, count in found if row is not None]
 
 
 def mca_summary(answer: Mapping[str, str | int]) -> dict[str, Json]:
