@@ -48,26 +48,6 @@ class KernelCode:
         text = self.metadata.get(key, "")
         return int(text) if text.isdecimal() else 0
 
-    @property
-    def agprs(self) -> int:
-        """Accumulation registers of a lane."""
-        return self.number("agpr_count")
-
-    @property
-    def total_vgprs(self) -> int:
-        """All vector registers of a lane, including accumulation registers."""
-        return self.number("vgpr_count")
-
-    @property
-    def vgprs(self) -> int:
-        """Architected vector registers; AGPRs start at a multiple of four behind them."""
-        return self.total_vgprs - self.agprs
-
-    @property
-    def spills(self) -> int:
-        """Registers spilled to memory, or to lanes of other registers."""
-        return self.number("vgpr_spill_count") + self.number("sgpr_spill_count")
-
     def hot_loop(self) -> list[Instruction]:
         """Return the innermost loop with most matrix instructions, else the longest, else all."""
         inner = [one for one in self.loops if not any(_inside(other, one) for other in self.loops)]

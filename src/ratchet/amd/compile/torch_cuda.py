@@ -7,8 +7,6 @@ tensors that say they are the GPU's are here too.
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import math
 import uuid
 from collections import Counter
@@ -162,10 +160,11 @@ def answering(device: PretendedDevice) -> Iterator[None]:
     """Let torch.cuda and torch.version describe the GPU, inside."""
     version = {"hip": None, "cuda": None} | {device.architecture.backend: PRETENDED_HIP}
     with contextlib.ExitStack() as stack:
-        for name, value in device_answers(device).items():
+        answers = device_answers(device)
+        for name, value in answers.items():
             for place in (torch.cuda, *(one for one in _HOMES if hasattr(one, name))):
                 stack.enter_context(mock.patch.object(place, name, value, create=True))
-        for name, value in _accelerator_answers(device).items():
+        for name, value in _accelerator_answers(answers).items():
             stack.enter_context(mock.patch.object(torch.accelerator, name, value, create=True))
         for name in _MARKS:
             stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *_, **__: 0))
@@ -228,27 +227,22 @@ def device_answers(device: PretendedDevice) -> dict[str, object]:
     return answers | kinds
 
 
-def _accelerator_answers(device: PretendedDevice) -> dict[str, object]:
-    """Return the attributes of torch.accelerator that describe the GPU."""
-    stream = PretendedStream()
-    zero = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved"
-    nothing = (
-        "synchronize empty_cache set_stream reset_peak_memory_stats reset_accumulated_memory_stats"
+def _accelerator_answers(answers: Mapping[str, object]) -> dict[str, object]:
+    """Return the attributes of torch.accelerator that describe the GPU, from torch.cuda's."""
+    same = (
+        "is_available device_count current_stream memory_stats memory_allocated "
+        "max_memory_allocated memory_reserved max_memory_reserved synchronize empty_cache "
+        "set_stream reset_peak_memory_stats reset_accumulated_memory_stats"
     )
     return {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
         "set_device_index": check_index,
         "set_device_idx": check_index,
-        "current_stream": lambda *_, **__: stream,
         "device_index": PretendedContext,
-        "memory_stats": lambda *_, **__: Counter(),
-        "get_memory_info": lambda *_, **__: (device.memory_bytes, device.memory_bytes),
-        **{name: lambda *_, **__: 0 for name in zero.split()},
-        **{name: lambda *_, **__: None for name in nothing.split()},
+        "get_memory_info": answers["mem_get_info"],
+        **{name: answers[name] for name in same.split()},
     }
 
 
@@ -351,17 +345,15 @@ class PretendedContext:
         pass
 
     def __call__(self, function: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(function)
-        def inside(*given: object, **named: object) -> object:
-            return function(*given, **named)
-
-        return inside
+        """Decorate a function, which stays as it is."""
+        return function
 
 
 def _properties(device: PretendedDevice) -> SimpleNamespace:
     """Return what torch's `_CudaDeviceProperties` has on ROCm, under the same names."""
     one = device.architecture
     major, minor, clocks = *capability(one), clocks_of(one)
+    waves = one.max_waves_per_simd * one.simds_per_unit
     features = ":sramecc+:xnack-" if one.name.startswith("gfx9") and device.name != one.name else ""
     return SimpleNamespace(
         name=device.name,
@@ -385,9 +377,7 @@ def _properties(device: PretendedDevice) -> SimpleNamespace:
         shared_memory_per_block_optin=one.lds_bytes_per_workgroup,
         shared_memory_per_multiprocessor=one.lds_bytes_per_unit,
         regs_per_multiprocessor=one.vgprs_per_lane * one.wavefront_size * one.simds_per_unit,
-        max_threads_per_multi_processor=one.max_waves_per_simd
-        * one.simds_per_unit
-        * one.wavefront_size,
+        max_threads_per_multi_processor=waves * one.wavefront_size,
         max_threads_per_block=1024,
     )
 
@@ -427,7 +417,7 @@ class _SayCuda(TorchFunctionMode):
     def __init__(self, device: str) -> None:
         super().__init__()
         self._device = torch.device(device)
-        self._addresses = _Addresses()
+        self._addresses: dict[int, int] = {}
 
     def __torch_function__(
         self,
@@ -443,7 +433,7 @@ class _SayCuda(TorchFunctionMode):
         tensor = args[0] if args else None
         if isinstance(tensor, Tensor):
             if func is torch.Tensor.data_ptr and tensor.is_meta:
-                return self._addresses.of(tensor)
+                return self._address(tensor)
             if func in (torch.Tensor.cuda, torch.Tensor.cpu) and self._device.type == "cpu":
                 return tensor
             if func is torch.Tensor.cuda:
@@ -458,17 +448,8 @@ class _SayCuda(TorchFunctionMode):
             return self._device
         return value
 
-
-class _Addresses:
-    """A fixed address for each storage."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, int] = {}
-        self._count = itertools.count()
-
-    def of(self, tensor: Tensor) -> int:
-        """Return the result of `tensor.data_ptr()`."""
-        storage = tensor.untyped_storage()._cdata
-        if storage not in self._known:
-            self._known[storage] = FIRST_ADDRESS + ADDRESS_STEP * next(self._count)
-        return self._known[storage] + int(tensor.storage_offset()) * tensor.element_size()
+    def _address(self, tensor: Tensor) -> int:
+        """Return the address of a tensor's storage, always the same, plus its offset."""
+        new = FIRST_ADDRESS + ADDRESS_STEP * len(self._addresses)
+        first = self._addresses.setdefault(tensor.untyped_storage()._cdata, new)
+        return first + int(tensor.storage_offset()) * tensor.element_size()

@@ -6,7 +6,6 @@ An unknown mnemonic, operand or modifier is an error that names it.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,13 +16,13 @@ from ratchet.amd.emulator.operands import (
     DPP,
     DROPPED,
     HALVES,
-    NO_OPERAND,
     OUTPUT,
     SDWA,
     MachineOperand,
+    MachineRecord,
+    check_only,
     first_signs,
     parse_operand,
-    registers_of,
     selections,
     vector_modifiers,
 )
@@ -32,7 +31,6 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import TARGETS
 
 MAX_TEXT_BYTES: Final = 8 << 20
-RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
 SUFFIX: Final = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
 LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 LINE: Final = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*?))?\s*$")
@@ -64,6 +62,7 @@ CLAMPED: Final = (
     "v_add_u32", "v_sub_u32", "v_subrev_u32", "v_add_i32", "v_sub_i32", "v_add_u16", "v_sub_u16",
 )  # fmt: skip
 """Integer operations whose clamped form is in the table under a name that ends in `clamp`."""
+FUNCTION: Final = re.compile(r"^\s+\.type\s+(\S+),@function", re.MULTILINE)
 CALL: Final = "s_swappc_b64"
 CODE: Final = 0xC0DE << 32
 """Where the addresses of functions begin, as in machine.hpp: of 4 bytes for each record."""
@@ -118,29 +117,35 @@ class _AssemblyLine:
     place: str
 
 
+def target_of(text: str) -> str:
+    """Return the GPU that an assembly text is for; raises KernelError if it is not emulated."""
+    found = re.search(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', text, re.MULTILINE)
+    if found is None:
+        raise KernelError("the code is not for an AMD GPU: only AMD's code is emulated")
+    if found[1] not in TARGETS:
+        raise KernelError(f"code for {found[1]} is not emulated: use {' or '.join(TARGETS)}")
+    return found[1]
+
+
 def decode(text: str) -> DecodedKernel:
     """Return the only kernel of an assembly text; raises KernelError for what is unknown."""
     if len(text) > MAX_TEXT_BYTES:
         raise KernelError("the assembly is too long to be emulated")
-    target = re.search(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', text, re.MULTILINE)
-    if target is None:
-        raise KernelError("the code is not for an AMD GPU: only AMD's code is emulated")
-    if target[1] not in TARGETS:
-        raise KernelError(f"code for {target[1]} is not emulated: use {' or '.join(TARGETS)}")
-    lanes = ARCHITECTURES[target[1]].wavefront_size
-    metadata = _metadata(text, lanes)
-    lines, labels = _lines(text, metadata.name, lanes)
+    target = target_of(text)
+    lanes = ARCHITECTURES[target].wavefront_size
+    name, arguments, told = _metadata(text, lanes)
+    lines, labels = _lines(text, name, lanes)
     records = []
     used, signalled = 0, False
     numbered: dict[str, int] = {}
     for line in lines:
         try:
-            record = _record(line, labels, target[1], lanes)
+            record = _record(line, labels, target, lanes)
         except KernelError as error:
             shown = f"{line.mnemonic} {line.rest}".strip()
             raise KernelError(f"{error} (in `{shown[:120]}`)") from error
-        record.line = numbered.setdefault(line.place, len(numbered))
-        records.append(record.packed())
+        number = source.numbers()[record.operation]
+        records.append(record.packed(number, numbered.setdefault(line.place, len(numbered))))
         signalled = line.name == "s_barrier_signal" or signalled
         signalled = signalled and line.name != "s_barrier_wait"
         if signalled and line.name.startswith("ds_") and line.name not in forms.ACROSS_LANES:
@@ -153,23 +158,23 @@ def decode(text: str) -> DecodedKernel:
                 last = min(511, one.number + max(one.registers, 16) - 1) // 32
                 used |= sum(1 << part for part in range(first, last + 1))
     return DecodedKernel(
-        name=metadata.name,
-        target=target[1],
+        name=name,
+        target=target,
         lanes=lanes,
         code=b"".join(records),
         mnemonics=tuple(line.mnemonic for line in lines),
         texts=tuple(f"{line.mnemonic} {line.rest}".strip() for line in lines),
         places=tuple(line.place for line in lines),
-        arguments=metadata.arguments,
-        argument_bytes=metadata.numbers.get("kernarg_segment_size", 0),
-        lds_bytes=metadata.numbers.get("group_segment_fixed_size", 0),
+        arguments=arguments,
+        argument_bytes=told.get("kernarg_segment_size", 0),
+        lds_bytes=told.get("group_segment_fixed_size", 0),
         lds_unit=min([4, *(forms.lds_access_bytes(line.name) for line in lines)]),
-        scratch_bytes=metadata.numbers.get("private_segment_fixed_size", 0),
+        scratch_bytes=told.get("private_segment_fixed_size", 0),
         directives={
             key: int(value)
             for key, value in re.findall(r"^\s+\.amdhsa_(\w+) (\d+)$", text, re.MULTILINE)
         },
-        vgprs=metadata.numbers.get("vgpr_count", 0),
+        vgprs=told.get("vgpr_count", 0),
         register_mask=used | 1,
     )
 
@@ -190,9 +195,8 @@ def called_functions(text: str) -> dict[str, int]:
     """Return the addresses of the functions in the text of one kernel, if it calls any."""
     if CALL not in text:
         return {}
-    found = re.search(r"^\s*\.amdgcn_target \"amdgcn-amd-amdhsa--(\w+)", text, re.MULTILINE)
-    lanes = ARCHITECTURES[found[1]].wavefront_size if found and found[1] in TARGETS else 64
-    _, labels = _lines(text, _metadata(text, lanes).name, lanes)
+    lanes = ARCHITECTURES[target_of(text)].wavefront_size
+    _, labels = _lines(text, _metadata(text, lanes)[0], lanes)
     return {name: CODE + 4 * labels[name] for name in FUNCTION.findall(text) if name in labels}
 
 
@@ -233,37 +237,20 @@ def _instructions(line: str) -> tuple[str, ...]:
     return in_order(line[: found.start()], f"{found[1]} {line[found.end() :]}")
 
 
-@dataclass(slots=True)
-class _MachineRecord:
-    operation: int
-    operands: list[MachineOperand]
-    aux: list[int]
-    flags: int = 0
-    line: int = 0
-
-    def packed(self) -> bytes:
-        six = [*self.operands, *[NO_OPERAND] * 6][:6]
-        words = [word for one in six for word in one.words()]
-        aux = [*self.aux, *[0] * 8][:8]
-        wrapped = [(value + (1 << 31)) % (1 << 32) - (1 << 31) for value in aux]
-        return RECORD.pack(self.operation, self.flags, self.line, *words, *wrapped)
-
-
 def _record(
     line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: int
-) -> _MachineRecord:
+) -> MachineRecord:
     name = line.name
-    operations = source.numbers()
     if name in NOTHING or (name == "s_sendmsg" and "DEALLOC_VGPRS" in line.rest):
-        return _MachineRecord(operations["sleep" if name == "s_sleep" else "nothing"], [], [])
-    if BRANCH.match(name) and name in operations:
+        return MachineRecord("sleep" if name == "s_sleep" else "nothing")
+    if BRANCH.match(name) and name in source.numbers():
         if line.rest not in labels:
             raise KernelError(f"the branch's label {line.rest!r:.60} is not known")
-        return _MachineRecord(operations[name], [], [labels[line.rest]])
+        return MachineRecord(name, aux=[labels[line.rest]])
     if name == "s_setreg_imm32_b32" and (sets := SETS_OVERFLOW.match(line.rest)):
-        return _MachineRecord(operations["s_setreg_overflow"], [], [int(sets[1])])
+        return MachineRecord("s_setreg_overflow", aux=[int(sets[1])])
     if any(mode.match(f"{name} {line.rest}") for mode in (ALLOWS_FLUSHED, ROUNDS_TO_NEAREST)):
-        return _MachineRecord(operations["nothing"], [], [])
+        return MachineRecord("nothing")
     texts, modifiers = split_operands(line.rest)
     if SMALL_FLOAT.match(name):
         return _small_float(name, texts, modifiers, target)
@@ -278,15 +265,20 @@ def _record(
         given = dict(modifiers)
         signs = first_signs(given.pop("neg_lo", "[0,0,0]"))
         name, modifiers = f"{name}_{signs}", given
-    form = forms.special(name, texts, modifiers, target)
-    if form is not None:
-        return _MachineRecord(operations[form.operation], form.operands, form.aux, form.flags)
+    if (form := forms.special(name, texts, modifiers, target)) is not None:
+        return form
     operation = source.table().get(name)
     if operation is None:
         raise KernelError(f"the instruction {line.mnemonic} is not emulated")
     if operation.is_scalar:
-        return _scalar(operation, texts, modifiers, operations[name])
-    return _vector(operation, line.mnemonic, texts, modifiers, operations[name], lanes)
+        check_only(modifiers, ())
+        found = _fitting(operation, texts, 0)
+        if any(one.kind == "vector" or one.modifiers for one in found):
+            raise KernelError("a scalar instruction cannot read a vector register")
+        return MachineRecord(name, found)
+    if operation.section == "VOP3P":
+        return _packed(operation, texts, modifiers)
+    return _vector(operation, line.mnemonic, texts, modifiers, lanes)
 
 
 def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
@@ -325,27 +317,13 @@ def _fitting(operation: MachineOperation, texts: Sequence[str], lanes: int) -> l
     return found
 
 
-def _scalar(
-    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
-) -> _MachineRecord:
-    if modifiers:
-        raise KernelError(f"the modifier {next(iter(modifiers))} is not emulated here")
-    found = _fitting(operation, texts, 0)
-    if any(one.kind == "vector" or one.modifiers for one in found):
-        raise KernelError("a scalar instruction cannot read a vector register")
-    return _MachineRecord(number, found, [])
-
-
 def _vector(
     operation: MachineOperation,
     mnemonic: str,
     texts: Sequence[str],
     modifiers: Mapping[str, str],
-    number: int,
     lanes: int,
-) -> _MachineRecord:
-    if operation.section == "VOP3P":
-        return _packed(operation, texts, modifiers, number)
+) -> MachineRecord:
     found = _fitting(operation, texts, lanes)
     aux, flags = vector_modifiers(modifiers, len(operation.sources), lanes)
     kinds = operation.results + operation.sources
@@ -363,12 +341,12 @@ def _vector(
         aux[0] = int(modifiers.get("bitop3", "0"), 0)
     elif "bitop3" in modifiers:
         raise KernelError("the modifier bitop3 is not emulated here")
-    return _MachineRecord(number, found, aux, flags)
+    return MachineRecord(operation.name, found, aux, flags)
 
 
 def _small_float(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> _MachineRecord:
+) -> MachineRecord:
     """Return a conversion from or to 8-bit floats; they are OCP's from gfx950 and RDNA 4 on.
 
     CDNA 3 names the source's part by SDWA, the others by `op_sel` or `byte_sel`.
@@ -393,12 +371,12 @@ def _small_float(
         flags |= SDWA
     elif any(chosen):
         aux[2] = chosen[-1] << 3
-    return _MachineRecord(source.numbers()[name], found, aux, flags)
+    return MachineRecord(name, found, aux, flags)
 
 
 def _packed(
-    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str], number: int
-) -> _MachineRecord:
+    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str]
+) -> MachineRecord:
     pairs = operation.results == "f"
     kind = operation.sources[0]
     found = [parse_operand(text, kind) for text in texts]
@@ -409,20 +387,13 @@ def _packed(
         takes_high = (selection >> 8 | selection) >> index & 1
         if one.kind == "constant" and one.value and takes_high:
             raise KernelError("the high half of a constant is not defined")
-        if registers_of(one) not in (0, 2 if pairs else 1):
+        if one.registers not in (0, 2 if pairs else 1):
             raise KernelError(f"the operand {texts[index + 1]} has the wrong size")
-    return _MachineRecord(number, found, [0, 0, selection])
+    return MachineRecord(operation.name, found, [0, 0, selection])
 
 
-@dataclass(frozen=True, slots=True)
-class _KernelMetadata:
-    name: str
-    arguments: tuple[KernelArgument, ...]
-    numbers: Mapping[str, int]
-
-
-def _metadata(text: str, lanes: int) -> _KernelMetadata:
-    """Return the kernel that the block `.amdgpu_metadata` describes."""
+def _metadata(text: str, lanes: int) -> tuple[str, tuple[KernelArgument, ...], dict[str, int]]:
+    """Return the name, arguments and numbers of the kernel that `.amdgpu_metadata` describes."""
     _, _, rest = text.partition(".amdgpu_metadata")
     block, _, _ = rest.partition(".end_amdgpu_metadata")
     arguments: list[dict[str, str]] = []
@@ -449,7 +420,7 @@ def _metadata(text: str, lanes: int) -> _KernelMetadata:
     except (KeyError, ValueError) as error:
         raise KernelError("the description of the kernel's arguments is damaged") from error
     numbers = {key: int(value) for key, value in own.items() if value.isdecimal()}
-    return _KernelMetadata(own["name"], listed, numbers)
+    return own["name"], listed, numbers
 
 
 _RENAMED: Final = """
@@ -492,19 +463,9 @@ def in_order(first: str, second: str) -> tuple[str, str]:
 
     Both read their operands before either writes (section "Dual Issue VALU").
     """
-    if _written(first) in _read(second):
-        if _written(second) in _read(first):
-            raise KernelError(f"two operations that read each other's results: {first:.60}")
-        return second, first
-    return first, second
-
-
-def _written(text: str) -> str:
-    return re.findall(r"\bv\d+\b", text)[0] if re.search(r"\bv\d+\b", text) else ""
-
-
-def _read(text: str) -> list[str]:
-    return re.findall(r"\bv\d+\b", text)[1:]
-
-
-FUNCTION: Final = re.compile(r"^\s+\.type\s+(\S+),@function", re.MULTILINE)
+    a, b = (re.findall(r"\bv\d+\b", one) for one in (first, second))
+    if not a or a[0] not in b[1:]:
+        return first, second
+    if b[0] in a[1:]:
+        raise KernelError(f"two operations that read each other's results: {first:.60}")
+    return second, first

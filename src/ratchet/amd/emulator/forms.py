@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.amd.emulator.operands import (
@@ -13,6 +12,7 @@ from ratchet.amd.emulator.operands import (
     RETURNS,
     TO_LDS,
     MachineOperand,
+    MachineRecord,
     bits_of,
     check_only,
     number_of,
@@ -32,28 +32,20 @@ LOADS: Final = {
     "u8": (1, 0), "i8": (1, 1), "u16": (2, 0), "i16": (2, 1), "b32": (4, 0), "b64": (8, 0),
     "b96": (12, 0), "b128": (16, 0), "d16_b16": (2, 2), "d16_hi_b16": (2, 3), "d16_u8": (1, 2),
     "d16_hi_u8": (1, 3), "sbyte_d16": (1, 4), "sbyte_d16_hi": (1, 5), "d16_i8": (1, 4),
-    "d16_hi_i8": (1, 5),
+    "d16_hi_i8": (1, 5), "u16_d16": (2, 2), "u16_d16_hi": (2, 3), "u8_d16": (1, 2),
+    "u8_d16_hi": (1, 3), "i8_d16": (1, 4), "i8_d16_hi": (1, 5),
 }  # fmt: skip
-"""Bytes, and how they fill the register: unchanged, sign-extended, as its low or high half; 4 and 5
-are the halves of a byte with a sign."""
+"""What CDNA, RDNA and instructions of the LDS call a load: bytes, and how they fill the register:
+unchanged, sign-extended, as its low or high half; 4 and 5 are the halves of a byte with a sign."""
 STORES: Final = {
     "byte": (1, 0), "short": (2, 0), "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0),
     "dwordx4": (16, 0), "byte_d16_hi": (1, 3), "short_d16_hi": (2, 3),
     "b8": (1, 0), "b16": (2, 0), "b32": (4, 0), "b64": (8, 0), "b96": (12, 0), "b128": (16, 0),
-    "d16_hi_b8": (1, 3), "d16_hi_b16": (2, 3),
+    "d16_hi_b8": (1, 3), "d16_hi_b16": (2, 3), "b8_d16_hi": (1, 3), "b16_d16_hi": (2, 3),
 }  # fmt: skip
 SCALAR_LOAD: Final = re.compile(
     r"^(s_load|s_buffer_load)_(?:dword(?:x(\d+))?|b(32|64|96|128|256|512)|[iu](8|16))$"
 )
-LDS_READS: Final = {
-    "u8": (1, 0), "i8": (1, 1), "u16": (2, 0), "i16": (2, 1), "b32": (4, 0), "b64": (8, 0),
-    "b96": (12, 0), "b128": (16, 0), "u16_d16": (2, 2), "u16_d16_hi": (2, 3), "u8_d16": (1, 2),
-    "u8_d16_hi": (1, 3), "i8_d16": (1, 4), "i8_d16_hi": (1, 5),
-}  # fmt: skip
-LDS_WRITES: Final = {
-    "b8": (1, 0), "b16": (2, 0), "b32": (4, 0), "b64": (8, 0), "b96": (12, 0), "b128": (16, 0),
-    "b8_d16_hi": (1, 3), "b16_d16_hi": (2, 3),
-}  # fmt: skip
 _ATOMIC_NAMES: Final = (
     "swap cmpswap add sub smin umin smax umax and or xor inc dec add_f32 add_f64 min_f64 "
     "max_f64 pk_add_f16 pk_add_bf16 min_f32 max_f32 "
@@ -94,15 +86,8 @@ BLOCK_STEPS: Final = {"f32": 1, "bf16": 4, "bf16_1k": 4, "f16": 4, "i8": 4}
 MFMA_RUN: Final = {"f32": 4, "i32": 4, "f64": 1}
 """Rows of the result that are adjacent in a lane's registers, by the result's type."""
 MFMA_TYPES: Final = {
-    "bf16": 0,
-    "f16": 1,
-    "f32": 2,
-    "xf32": 2,
-    "i8": 3,
-    "fp8": 4,
-    "bf8": 5,
-    "f64": 9,
-}
+    "bf16": 0, "f16": 1, "f32": 2, "xf32": 2, "i8": 3, "fp8": 4, "bf8": 5, "f64": 9,
+}  # fmt: skip
 MFMA_BYTES: Final = {"bf16": 2, "f16": 2, "f32": 4, "xf32": 4, "f64": 8}
 """Bytes of an element; 1 for other types."""
 MFMA_RESULTS: Final = {"f32": ("f", 0), "i32": ("u", 1), "f64": ("D", 2)}
@@ -137,19 +122,9 @@ LANE_FORMS: Final = {
 SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")
 
 
-@dataclass(slots=True)
-class MachineForm:
-    """A record's parts; `operation` is a name of `source.MACHINE_OPERATIONS`."""
-
-    operation: str
-    operands: list[MachineOperand]
-    aux: list[int] = field(default_factory=list)
-    flags: int = 0
-
-
 def special(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> MachineForm | None:
+) -> MachineRecord | None:
     """Return the form of an instruction that is not in the table; None if it should be there."""
     if name in LANE_FORMS:
         return _lanes(name, texts, modifiers)
@@ -168,7 +143,7 @@ def special(
     return None
 
 
-def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
+def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineRecord:
     crosses = name in ("v_permlane16_b32", "v_permlanex16_b32")
     check_only(modifiers, ("op_sel",) if crosses else ())
     if len(texts) != LANE_FORMS[name]:
@@ -186,36 +161,31 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
         if is_vector and operands[1].kind != "vector":
             raise KernelError(f"the operand {texts[1]} is not a vector register")
     chosen = bits_of(modifiers["op_sel"], 2) if "op_sel" in modifiers else [0, 0]
-    return MachineForm(name, operands, [chosen[0] | chosen[1] << 1])
+    return MachineRecord(name, operands, [chosen[0] | chosen[1] << 1])
 
 
 def _matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> MachineForm:
+) -> MachineRecord:
     """Return CDNA's dense instructions, of one block or several."""
     if target == "gfx950" and (scaled := SCALED.match(name)):
         return _scaled_matrix(scaled, texts, modifiers)
     check_only(modifiers, ("cbsz", "abid", "blgp"))
     found = MFMA.match(name)
-    if found is None:
+    blocks = _blocks(found, target) if found is not None else 0
+    if found is None or not blocks:
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
     rows, inner, kind = int(found[2]), int(found[3]), found[5]
-    blocks = _blocks(found, target)
-    if not blocks:
-        raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
     operand_kind, number = MFMA_RESULTS[found[1]]
-    operands = [parse_operand(text, operand_kind) for text in texts]
-    if len(operands) != 4 or any(one.modifiers for one in operands):
-        raise KernelError("the operands of a matrix instruction are not as expected")
     first, _, second = kind.removesuffix("_1k").partition("_")
     given = rows * inner * blocks // 64 * MFMA_BYTES.get(first, 1) // 4
     result = rows * rows * blocks // 64 * MFMA_BYTES.get(found[1], 4) // 4
-    _matrix_registers(operands, [result, given, given, result], texts)
+    operands = _matrix_operands(texts, operand_kind, [result, given, given, result])
     shift = OCP if second and target == "gfx950" else 0
     types = [MFMA_TYPES[one] + shift for one in (first, second or first)]
     shared = _shared_blocks(modifiers, 1 if found[1] == "f64" else blocks)
     numbers = [rows, inner, *types, number, MFMA_RUN[found[1]], 0, blocks | shared]
-    return MachineForm("mfma", operands, numbers)
+    return MachineRecord("mfma", operands, numbers)
 
 
 def _shared_blocks(modifiers: Mapping[str, str], blocks: int) -> int:
@@ -233,7 +203,7 @@ def _shared_blocks(modifiers: Mapping[str, str], blocks: int) -> int:
 
 def _scaled_matrix(
     found: re.Match[str], texts: Sequence[str], modifiers: Mapping[str, str]
-) -> MachineForm:
+) -> MachineRecord:
     """Return a product of small floats; `cbsz` and `blgp` are the types of A and B."""
     scales = 2 if found[1] else 0
     check_only(modifiers, ("cbsz", "blgp", *(("op_sel", "op_sel_hi") if scales else ())))
@@ -241,18 +211,14 @@ def _scaled_matrix(
     types = [modifiers.get(key, "0") for key in ("cbsz", "blgp")]
     if not set(types) <= SCALED_REGISTERS.keys():
         raise KernelError("floats of 6 bits are not emulated")
-    operands = [parse_operand(text, "f") for text in texts[:4]]
-    operands += [parse_operand(text, "u") for text in texts[4:]]
-    if len(operands) != 4 + scales or any(one.modifiers for one in operands):
-        raise KernelError("the operands of a matrix instruction are not as expected")
     result = rows * rows // 64
     registers = [result, *(SCALED_REGISTERS[one] for one in types), result]
-    _matrix_registers(operands[:4], registers, texts[:4])
+    operands = _matrix_operands(texts, "f", registers, scales)
     low = bits_of(modifiers.get("op_sel", "[0,0,0]"), 3)
     high = bits_of(modifiers.get("op_sel_hi", "[1,1,1]"), 3)
     parts = [low[at] + 2 * high[at] for at in range(2)]
     numbers = [rows, inner, *(int(one) for one in types), *parts, int(bool(scales))]
-    return MachineForm("mfma_scaled", operands, numbers)
+    return MachineRecord("mfma_scaled", operands, numbers)
 
 
 def _blocks(found: re.Match[str], target: str) -> int:
@@ -278,7 +244,7 @@ def _blocks(found: re.Match[str], target: str) -> int:
 
 def _wave_matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> MachineForm:
+) -> MachineRecord:
     """Return RDNA's (section "Wave Matrix Multiply Accumulate" of both manuals, waves of 32)."""
     types, layout = WMMA.get(name, ("", "")), WMMA_LAYOUTS.get(target)
     is_small = types[0] in ("fp8", "bf8")
@@ -287,32 +253,32 @@ def _wave_matrix(
         raise KernelError(f"the matrix instruction {name} is not emulated for {target}")
     check_only(modifiers, ("neg_lo",) if is_integer else ())
     copies, run = layout
-    operands = [parse_operand(text, "u" if is_integer else "f") for text in texts]
     each = 8 * copies // (4 if is_small or is_integer else 2)
-    registers = [8, each, each, 8]
-    if len(operands) != 4 or any(one.modifiers for one in operands):
-        raise KernelError("the operands of a matrix instruction are not as expected")
-    _matrix_registers(operands, registers, texts)
+    operands = _matrix_operands(texts, "u" if is_integer else "f", [8, each, each, 8])
     numbers = [MFMA_TYPES[one] + (OCP if is_small else 0) for one in types]
     if is_integer:  # `neg_lo` says of A and of B that they have a sign
         signed = bits_of(modifiers.get("neg_lo", "[0,0,0]"), 3)
         numbers = [MFMA_TYPES["i8"] if sign else UNSIGNED for sign in signed[:2]]
     copied = int(copies == 2)
-    return MachineForm("mfma", operands, [16, 16, *numbers, int(is_integer), run, copied])
+    return MachineRecord("mfma", operands, [16, 16, *numbers, int(is_integer), run, copied])
 
 
-def _matrix_registers(
-    operands: Sequence[MachineOperand], registers: Sequence[int], texts: Sequence[str]
-) -> None:
-    for one, count, text in zip(operands, registers, texts, strict=True):
-        if one.kind == "vector" and one.registers == count:
-            continue
-        if one is operands[3] and one.kind == "constant":
-            continue
-        raise KernelError(f"the operand {text} has not {count} vector registers")
+def _matrix_operands(
+    texts: Sequence[str], kind: str, registers: Sequence[int], scales: int = 0
+) -> list[MachineOperand]:
+    """Return the result, A, B and what is added, of so many registers each, and the scales."""
+    operands = [parse_operand(text, kind) for text in texts[:4]]
+    operands += [parse_operand(text, "u") for text in texts[4:]]
+    if len(operands) != 4 + scales or any(one.modifiers for one in operands):
+        raise KernelError("the operands of a matrix instruction are not as expected")
+    for at, (one, count) in enumerate(zip(operands, registers, strict=False)):
+        is_constant = at == 3 and one.kind == "constant"
+        if not is_constant and (one.kind, one.registers) != ("vector", count):
+            raise KernelError(f"the operand {texts[at]} has not {count} vector registers")
+    return operands
 
 
-def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
+def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineRecord:
     moves = name == "v_pk_mov_b32"
     signs = [bool(re.match(r"^-[^\d]", text)) for text in texts]
     bare = [text[1:] if sign else text for text, sign in zip(texts, signs, strict=True)]
@@ -330,10 +296,10 @@ def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Mac
                 raise KernelError("an f16 constant is not emulated here")
     for index in range(count):
         chosen |= signs[index + 1] << (16 + index) | sizes[index + 1] << (24 + index)
-    return MachineForm(name, operands, [0, 0, chosen])
+    return MachineRecord(name, operands, [0, 0, chosen])
 
 
-def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineForm:
+def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineRecord:
     check_only(modifiers, ("offset", *CACHE_HINTS))
     found = SCALAR_LOAD.match(name)
     if found is None or len(texts) not in (2, 3):
@@ -352,37 +318,37 @@ def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) 
         immediate, offset = offset.value & 0x1FFFFF, NO_OPERAND
         if immediate >> 20:
             immediate -= 1 << 21
-    return MachineForm(found[1], [result, base, offset], [immediate, 0, size, int("_i" in name)])
+    return MachineRecord(found[1], [result, base, offset], [immediate, 0, size, int("_i" in name)])
 
 
 def _lds(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> MachineForm | None:
+) -> MachineRecord | None:
     operands = [parse_operand(text, "u") for text in texts]
     if any(one.kind != "vector" or one.modifiers for one in operands):
         raise KernelError("the operands of an LDS instruction are vector registers")
     if name in ACROSS_LANES:
         check_only(modifiers, ("offset",))
-        swizzled = name == "ds_swizzle_b32"
         given = modifiers.get("offset", "0")
-        return MachineForm(name, operands, [swizzle_pattern(given) if swizzled else int(given, 0)])
+        offset = swizzle_pattern(given) if name == "ds_swizzle_b32" else int(given, 0)
+        return MachineRecord(name, operands, [offset])
     if name in TRANSPOSED and target == "gfx950":
         check_only(modifiers, ("offset",))
-        return MachineForm(name, operands, [number_of(modifiers, "offset"), 0, 8])
+        return MachineRecord(name, operands, [number_of(modifiers, "offset"), 0, 8])
     if found := re.match(r"^ds_(read|write)2(st64)?_b(32|64)$", name):
         check_only(modifiers, ("offset0", "offset1"))
         size = int(found[3]) // 8
         unit = size * (64 if found[2] else 1)
         offsets = [unit * number_of(modifiers, key) for key in ("offset0", "offset1")]
-        return MachineForm(f"ds_{found[1]}2", operands, [*offsets, size])
+        return MachineRecord(f"ds_{found[1]}2", operands, [*offsets, size])
     check_only(modifiers, ("offset",))
     offset = number_of(modifiers, "offset")
-    if name.startswith("ds_read_") and name[8:] in LDS_READS:
-        size, form = LDS_READS[name[8:]]
-        return MachineForm("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
-    if name.startswith("ds_write_") and name[9:] in LDS_WRITES:
-        size, form = LDS_WRITES[name[9:]]
-        return MachineForm("ds_store", _sized(operands[::-1], 2, size), [offset, 0, size, form])
+    if name.startswith("ds_read_") and name[8:] in LOADS:
+        size, form = LOADS[name[8:]]
+        return MachineRecord("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
+    if name.startswith("ds_write_") and name[9:] in STORES:
+        size, form = STORES[name[9:]]
+        return MachineRecord("ds_store", _sized(operands[::-1], 2, size), [offset, 0, size, form])
     return _lds_atomic(name, operands, offset)
 
 
@@ -393,7 +359,7 @@ def lds_access_bytes(name: str) -> int:
     return sizes.get(found[1], 4) if found else 4
 
 
-def _lds_atomic(name: str, operands: list[MachineOperand], offset: int) -> MachineForm | None:
+def _lds_atomic(name: str, operands: list[MachineOperand], offset: int) -> MachineRecord | None:
     found = re.match(r"^ds_(\w+?)(_rtn)?_(u|i|b|f|bf)(16|32|64)$", name)
     kind = LDS_ATOMICS.get(f"{found[1]}_{found[3]}") if found else None
     if found is None or kind is None:
@@ -409,12 +375,12 @@ def _lds_atomic(name: str, operands: list[MachineOperand], offset: int) -> Machi
     result = operands[0] if found[2] else NO_OPERAND
     parts = [result, rest[0], NO_OPERAND, NO_OPERAND, *rest[1:]]
     aux = [offset, 0, size, 0, 0, ATOMICS[kind]]
-    return MachineForm("ds_atomic", parts, aux, RETURNS if found[2] else 0)
+    return MachineRecord("ds_atomic", parts, aux, RETURNS if found[2] else 0)
 
 
 def _memory(
     space: str, verb: str, kind: str, texts: Sequence[str], modifiers: Mapping[str, str]
-) -> MachineForm | None:
+) -> MachineRecord | None:
     is_buffer = space == "buffer"
     check_only(modifiers, ("offset", *CACHE_HINTS, *(("offen", "lds") if is_buffer else ())))
     to_lds = "lds" in modifiers or kind.startswith("lds_")
@@ -446,7 +412,7 @@ def _memory(
         _sized(operands, wanted, size)
     elif len(operands) != wanted:
         raise KernelError("the number of operands is not as expected")
-    return MachineForm(f"{space}_{verb}", operands, [offset, 0, size, form], flags)
+    return MachineRecord(f"{space}_{verb}", operands, [offset, 0, size, form], flags)
 
 
 def _atomic(
@@ -456,7 +422,7 @@ def _atomic(
     modifiers: Mapping[str, str],
     flags: int,
     offset: int,
-) -> MachineForm | None:
+) -> MachineRecord | None:
     kind, is_wide = _atomic_kind(kind)
     what = ATOMICS.get(kind)
     if what is None or space == "scratch":
@@ -472,7 +438,8 @@ def _atomic(
     if len(place) != 3:
         raise KernelError("the number of operands is not as expected")
     aux = [offset, 0, 8 if is_wide else 4, 0, 0, what]
-    return MachineForm(f"{space}_atomic", [result, *place, data], aux, flags | (RETURNS * returns))
+    flags |= RETURNS if returns else 0
+    return MachineRecord(f"{space}_atomic", [result, *place, data], aux, flags)
 
 
 def _atomic_kind(kind: str) -> tuple[str, bool]:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -104,16 +105,12 @@ class GpuMemory:
             LaunchMemory(one.address, one.size) for one in self._blocks.values() if not one.is_gone
         ]
 
-    @contextlib.contextmanager
-    def closed(self) -> Iterator[None]:
-        with self._set(CLOSED):
-            yield
+    def closed(self) -> AbstractContextManager[None]:
+        return self._set(CLOSED)
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
+    def opened(self) -> AbstractContextManager[None]:
         """Open the memory inside, for a launch or a copy."""
-        with self._set(OPEN):
-            yield
+        return self._set(OPEN)
 
     @contextlib.contextmanager
     def _set(self, allowed: int) -> Iterator[None]:

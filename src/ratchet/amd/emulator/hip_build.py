@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hashlib
 import os
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +27,7 @@ from ratchet.amd.compile.hip_compiler import (
     RUNTIME_SOURCES,
     SIDES,
     HipSources,
+    bitcode_options,
     find_hip,
     precompile,
     shared_options,
@@ -45,11 +47,9 @@ from ratchet.judge.kernels.languages.cpp import keep_few
 from ratchet.judge.kernels.source_files import split_files
 from ratchet.judge.sandbox.shared_memory import PackedFiles
 
-# HIP's headers, with torch's or without, precompiled once for each target.
-#
-# They take nine tenths of a small program's compilation.
-#
-# They hold nothing of a candidate's, and its sandbox can only read them.
+# HIP's headers, with torch's or without, are precompiled once for each target: they take nine
+# tenths of a small program's compilation. They hold nothing of a candidate's, and its sandbox can
+# only read them.
 
 FOLDERS: Final = {True: "torch-headers", False: "hip-headers"}
 """The cache's folders of headers with torch's and without."""
@@ -112,18 +112,18 @@ def build_hip(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
         folders=(carried.place,),
         precompiled=None if headers is None else str(headers),
     )
-    folder = _kept(sources, clock, headers)
+    folder = _kept(sources, clock)
     return (folder / "0.s").read_text(), (folder / PROGRAM).read_bytes()
 
 
+@dataclass(frozen=True, slots=True)
 class ExtensionBuilder:
     """Builds the extensions that a candidate's process orders, for one target."""
 
-    def __init__(self, target: str, clock: Clock, headers: Path | None) -> None:
-        """`headers` is a folder of torch's precompiled ones."""
-        self._target = target
-        self._clock = clock
-        self._headers = headers
+    target: str
+    clock: Clock
+    headers: Path | None
+    """The folder of torch's precompiled headers."""
 
     def __call__(self, order: Any) -> PackedFiles:
         """Return the assemblies, `0.s` and on, and the library; the caller closes them.
@@ -138,16 +138,16 @@ class ExtensionBuilder:
         try:
             folder = build_extension(
                 asked,
-                self._target,
-                lambda sources: _kept(sources, self._clock, self._headers),
-                precompiled=self._headers,
+                self.target,
+                lambda sources: _kept(sources, self.clock),
+                precompiled=self.headers,
             )
         except ChildFailure as error:
             raise KernelError(f"the extension does not compile: its compiler {error}") from error
         return PackedFiles.of(folder)
 
 
-def _kept(sources: HipSources, clock: Clock, headers: Path | None) -> Path:
+def _kept(sources: HipSources, clock: Clock) -> Path:
     """Return the folder of a compiled program in the cache, compiled now if it is not there."""
     size = sum(len(name) + len(text) for name, text in sources.files.items())
     if size > MOST_BYTES:
@@ -159,7 +159,7 @@ def _kept(sources: HipSources, clock: Clock, headers: Path | None) -> Path:
     if (folder / PROGRAM).is_file():
         os.utime(folder)
         return folder
-    assemblies, host = _compiled(sources, clock, headers)
+    assemblies, host = _compiled(sources, clock)
     place.mkdir(parents=True, exist_ok=True)
     with scratch.folder("build", place=place) as fresh:
         whole = fresh / "made"
@@ -173,7 +173,8 @@ def _kept(sources: HipSources, clock: Clock, headers: Path | None) -> Path:
     return folder
 
 
-def _compiled(sources: HipSources, clock: Clock, headers: Path | None) -> tuple[list[str], bytes]:
+def _compiled(sources: HipSources, clock: Clock) -> tuple[list[str], bytes]:
+    headers = None if sources.precompiled is None else Path(sources.precompiled)
     with contextlib.closing(ProfileProcess(clock, headers)) as process:
         reply = process.ask({"do": "build", "sources": msgspec.to_builtins(sources)})
     try:
@@ -186,8 +187,8 @@ def _compiled(sources: HipSources, clock: Clock, headers: Path | None) -> tuple[
 
 def toolchain(target: str) -> str:
     """Return a hash of what decides a program's code besides itself: the compiler, its headers."""
-    tools, architecture = hip_compiler.find_hip(), ARCHITECTURES[target]
-    parts = [version("torch"), tools.clang, *hip_compiler.bitcode_options(tools, architecture)]
+    tools, architecture = find_hip(), ARCHITECTURES[target]
+    parts = [version("torch"), tools.clang, *bitcode_options(tools, architecture)]
     found = [Path(os.path.realpath(tools.clang))]
     if tools.headers is not None:
         found += [tools.headers / "hip" / "hip_runtime.h", tools.headers / "hip" / "hip_version.h"]
@@ -198,18 +199,11 @@ def toolchain(target: str) -> str:
             told = one.stat()
             parts.append(f"{one}:{told.st_size}:{told.st_mtime_ns}")
     if tools.whole:
-        parts += hip_compiler.shared_options(tools, architecture, with_torch=True)
-    own = (hip_compiler.__file__,)
-    files = (
-        *hip_compiler.OWN_HEADERS.rglob("*"),
-        *HEADERS.rglob("*"),
-        *map(Path, own),
-    )
-    parts += [one.read_text() for one in sorted(files) if one.is_file()]
+        parts += shared_options(tools, architecture, with_torch=True)
+    own = (*OWN_HEADERS.rglob("*"), *HEADERS.rglob("*"), Path(hip_compiler.__file__))
+    parts += [one.read_text() for one in sorted(own) if one.is_file()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-
-# Compile the machine once, into the cache of compiled kernels.
 
 TIMEOUT_S: Final = 900.0
 """It takes 12 s on an idle core, and much longer on a busy one."""
@@ -227,7 +221,8 @@ FLAGS: Final = (
 
 
 def compiled_machine(target: str) -> Path:
-    """Return the machine's library for a target's waves; raises CompilerMissing."""
+    """Return the library of the emulator for a target's waves, compiled once; raises
+    CompilerMissing."""
     text = source.written(ARCHITECTURES[target].wavefront_size)
     kernel = Kernel(name="emulator", language="cpp", source=text, entry="ratchet_emulate")
     return cpp.compile_kernel(kernel, flags=FLAGS, limit_s=TIMEOUT_S)

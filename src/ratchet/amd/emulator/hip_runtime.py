@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from ratchet.amd.architectures import ARCHITECTURES, PretendedDevice
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.decode import DecodedKernel, called_functions, decode
 from ratchet.amd.emulator.gpu_memory import GpuMemory
 from ratchet.amd.emulator.launch import Emulator, LaunchMemory
@@ -92,7 +92,6 @@ def formatted(text: str, values: Sequence[tuple[int, int]], text_at: Callable[[i
     return SPECIFICATION.sub(written, text)
 
 
-TARGET = re.compile(r'^\s*\.amdgcn_target "amdgcn-amd-amdhsa--(\w+)', re.MULTILINE)
 MOST_THREADS: Final = 1024
 MOST_PRINTED: Final = 4096
 """Most bytes of a text that a kernel prints."""
@@ -240,19 +239,19 @@ class HipRuntime:
             self._variables = [device_variables(text) for text in self._assemblies]
         for name, variable in self._variables[part].items():
             if (part, name) not in self._addresses:
-                block = self.memory.block(len(variable.begins), lasts=True)
-                with self.memory.opened():
-                    move(block.address, variable.begins, len(variable.begins))
-                self._addresses[part, name] = block.address
+                self._addresses[part, name] = self._written(variable.begins)
         return {name: at for (own, name), at in self._addresses.items() if own == part}
 
     def _pointer_to(self, address: int) -> int:
         if address not in self._pointers:
-            block = self.memory.block(8, lasts=True)
-            with self.memory.opened():
-                move(block.address, address.to_bytes(8, "little"), 8)
-            self._pointers[address] = block.address
+            self._pointers[address] = self._written(address.to_bytes(8, "little"))
         return self._pointers[address]
+
+    def _written(self, data: bytes) -> int:
+        block = self.memory.block(len(data), lasts=True)
+        with self.memory.opened():
+            move(block.address, data, len(data))
+        return block.address
 
     # What the host code asks for. An error is kept: it cannot pass through compiled code.
 
@@ -348,11 +347,3 @@ class HipRuntime:
             b"minor": int(digits[-2], 16),
         }
         return known[name]
-
-
-def target_of(assembly: str) -> str:
-    """Return the GPU that an assembly text is for; raises KernelError if it does not tell."""
-    found = TARGET.search(assembly)
-    if found is None or found[1] not in ARCHITECTURES:
-        raise KernelError("the assembly does not say which GPU it is for")
-    return found[1]

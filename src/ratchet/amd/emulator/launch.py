@@ -6,10 +6,11 @@ import ctypes
 import linecache
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.emulator.decode import DecodedKernel, KernelArgument
@@ -58,7 +59,7 @@ class LaunchValue:
     value: int | float | bool | bytes
 
 
-WaveRuns = bytes
+WaveRuns = bytes  # a name of its own, since a field below is called `bytes`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,11 +189,16 @@ class Emulator:
         arguments = packed_arguments(kernel, values, grid, block)
         buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
         own = LaunchMemory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
-        joined = _joined([*memories, own], whole_words=changes_parts_of_words(kernel))
+        # An atomic operation on the whole word may change 16 bits of it. The other half may lie
+        # beside the tensor; GPUs allocate by more than words.
+        atomics = ("atomic_cmpswap", "atomic_pk_add")
+        whole_words = any(one in name for name in kernel.mnemonics for one in atomics)
+        joined = _joined([*memories, own], whole_words=whole_words)
         ranges = (_MachineRange * len(joined))(
             *(_MachineRange(one.address, one.size) for one in joined)
         )
         seen = [(ctypes.c_uint64 * (one.size // 4096 + 2))() for one in joined]
+        pointer = ctypes.POINTER(ctypes.c_uint64)
         length = len(kernel.mnemonics)
         row = ctypes.c_uint64 * length
         counts, lanes, lines_at, conflicts_at = row(), row(), row(), row()
@@ -225,7 +231,7 @@ class Emulator:
             registers=kernel.register_mask,
             counts=counts,
             lanes=lanes,
-            seen=_pointers(seen),
+            seen=(pointer * len(seen))(*(ctypes.cast(one, pointer) for one in seen)),
             lds_unit=kernel.lds_unit,
             backwards=backwards,
             races_pass=races_pass,
@@ -334,31 +340,12 @@ def _packed(given: LaunchValue, one: KernelArgument) -> bytes:
 
 
 def _hidden(one: KernelArgument, grid: Sequence[int], block: Sequence[int]) -> bytes:
-    known = {
-        "hidden_block_count_x": grid[0],
-        "hidden_block_count_y": grid[1],
-        "hidden_block_count_z": grid[2],
-        "hidden_group_size_x": block[0],
-        "hidden_group_size_y": block[1],
-        "hidden_group_size_z": block[2],
-        "hidden_grid_dims": 3,
-    }
+    known = {"hidden_grid_dims": 3}
+    for axis, blocks, size in zip("xyz", grid, block, strict=True):
+        known |= {f"hidden_block_count_{axis}": blocks, f"hidden_group_size_{axis}": size}
     if one.kind not in known and one.kind not in ZERO_KINDS:
         raise KernelError(f"the hidden argument {one.kind:.60} is not emulated")
     return known.get(one.kind, 0).to_bytes(one.size, "little")
-
-
-def _pointers(arrays: Sequence[Any]) -> object:
-    pointer = ctypes.POINTER(ctypes.c_uint64)
-    return (pointer * len(arrays))(*(ctypes.cast(one, pointer) for one in arrays))
-
-
-def changes_parts_of_words(kernel: DecodedKernel) -> bool:
-    """Return True for a kernel that may change 16 bits by an atomic operation on the whole word.
-
-    The word's other half may lie beside the tensor; GPUs allocate by more than words.
-    """
-    return any("atomic_cmpswap" in name or "atomic_pk_add" in name for name in kernel.mnemonics)
 
 
 def _joined(memories: Sequence[LaunchMemory], *, whole_words: bool = False) -> list[LaunchMemory]:
@@ -410,9 +397,7 @@ def _by_place(
 ) -> dict[str, PlaceCounts]:
     found: dict[str, PlaceCounts] = {}
     for at in ran:
-        one = found.get(kernel.places[at])
-        if one is None:
-            one = found[kernel.places[at]] = PlaceCounts(by_mnemonic={})
+        one = found.setdefault(kernel.places[at], PlaceCounts(by_mnemonic={}))
         mnemonic = kernel.mnemonics[at]
         one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + counts[at]
         one.lanes += lanes[at]
@@ -423,12 +408,10 @@ def _by_place(
 
 def _summed(kernel: DecodedKernel, values: Sequence[int], ran: Sequence[int]) -> dict[str, int]:
     """Return sums by mnemonic over the executed records."""
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for at in ran:
-        if values[at]:
-            name = kernel.mnemonics[at]
-            found[name] = found.get(name, 0) + values[at]
-    return found
+        found[kernel.mnemonics[at]] += values[at]
+    return dict(+found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -473,9 +456,9 @@ def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, object]:
     waves = [list(RUN.iter_unpack(one)) for one in counts.runs[:MOST_WAVES]]
     longest: dict[int, int] = {}
     for runs in waves:
-        own: dict[int, int] = {}
+        own: Counter[int] = Counter()
         for epoch, _, cycles in runs:
-            own[epoch] = own.get(epoch, 0) + cycles
+            own[epoch] += cycles
         for epoch, cycles in own.items():
             longest[epoch] = max(longest.get(epoch, 0), cycles)
     begins: dict[int, int] = {}

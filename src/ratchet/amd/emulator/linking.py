@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ratchet.amd.emulator.decode import FUNCTION, DecodedKernel, called_functions, decode
+from ratchet.amd.emulator.decode import FUNCTION, LABEL, DecodedKernel, called_functions, decode
 from ratchet.amd.emulator.launch import LaunchMemory
 from ratchet.base.errors import KernelError
 
@@ -29,7 +29,6 @@ AFTER_TRAP: Final = re.compile(
 )
 """RDNA's instructions after a trap, which ends a launch here."""
 REFERRED: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(?:rel32|gotpcrel32)@lo")
-LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 END: Final = ".Lfunc_end"
 FILE: Final = re.compile(r"^\s+\.file\s")
 DEBUG: Final = re.compile(r"^\s+\.section\s+\.debug")
@@ -91,23 +90,15 @@ def one_kernel(text: str, name: str) -> str:
         raise KernelError("the assembly has no description of its kernels")
     head, *items = re.split(r"^(?=  - )", found[2], flags=re.MULTILINE)
     *rest, last = items or [""]
-    last, tail = _tail(last)
-    own = [one for one in (*rest, last) if (said := NAME.search(one)) and _plain(said[1]) == name]
+    after = re.search(r"^\S", last, re.MULTILINE)  # what follows the last kernel: `amdhsa.target:`
+    last, tail = (last[: after.start()], last[after.start() :]) if after else (last, "")
+    names = ((one, NAME.search(one)) for one in (*rest, last))
+    own = [one for one, said in names if said and said[1].strip("'\"") == name]
     if len(own) != 1:
         raise KernelError(f"the assembly describes {len(own)} kernels called {name!r:.80}")
     block = found[1] + head + own[0] + tail + found[3]
     kept = text[: found.start()] + block + text[found.end() :]
     return DESCRIPTOR.sub(lambda one: one[0] if one[1] == name else "", kept)
-
-
-def _tail(item: str) -> tuple[str, str]:
-    """Split off what follows the last kernel, such as `amdhsa.target:`."""
-    found = re.search(r"^\S", item, re.MULTILINE)
-    return (item, "") if found is None else (item[: found.start()], item[found.start() :])
-
-
-def _plain(name: str) -> str:
-    return name.strip("'\"")
 
 
 def plain_name(mangled: str) -> str:

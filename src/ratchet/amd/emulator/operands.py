@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ratchet.base.errors import KernelError
@@ -50,11 +50,25 @@ class MachineOperand:
 
 
 NO_OPERAND: Final = MachineOperand("none")
+RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
 
 
-def registers_of(one: MachineOperand) -> int:
-    """Return the operand's number of registers; 0 for a constant."""
-    return one.registers
+@dataclass(slots=True)
+class MachineRecord:
+    """One instruction for the machine; `operation` is a name in `source.numbers`."""
+
+    operation: str
+    operands: list[MachineOperand] = field(default_factory=list)
+    aux: list[int] = field(default_factory=list)
+    flags: int = 0
+
+    def packed(self, number: int, line: int) -> bytes:
+        """Return the record with its operation's number and the number of its source line."""
+        six = [*self.operands, *[NO_OPERAND] * 6][:6]
+        words = [word for one in six for word in one.words()]
+        aux = [*self.aux, *[0] * 8][:8]
+        wrapped = [(value + (1 << 31)) % (1 << 32) - (1 << 31) for value in aux]
+        return RECORD.pack(number, self.flags, line, *words, *wrapped)
 
 
 def parse_operand(text: str, kind: str) -> MachineOperand:
@@ -94,10 +108,8 @@ def parse_register(text: str) -> MachineOperand | None:
         raise KernelError(f"the register {text} does not exist")
     if found[1] == "s":
         return MachineOperand("scalar", first, last - first + 1)
-    first += ACCUMULATION if found[1] == "a" else 0
-    return MachineOperand(
-        "vector", first, last - first + 1 + (ACCUMULATION if found[1] == "a" else 0)
-    )
+    behind = ACCUMULATION if found[1] == "a" else 0
+    return MachineOperand("vector", first + behind, last - first + 1)
 
 
 def constant_bits(text: str, kind: str) -> int:

@@ -263,10 +263,6 @@ class EmulatedGpu(TorchFunctionMode):
 
         return under
 
-    def _with_hooks(self, push: Callable[..., None]) -> Callable[..., None]:
-        """Return torch's function that takes hooks of saved tensors; they run under this mode."""
-        return lambda *hooks: push(*map(self.callback, hooks))
-
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Run a program inside: torch.cuda, tensors, gradients, threads, autocast."""
@@ -286,11 +282,16 @@ class EmulatedGpu(TorchFunctionMode):
         backward = vars(torch.autograd)["_engine_run_backward"]
         yield torch.autograd, "_engine_run_backward", self.callback(backward)
         pushed = "_push_saved_tensors_default_hooks"  # checkpointing compares devices in its hooks
-        yield torch._C._autograd, pushed, self._with_hooks(getattr(torch._C._autograd, pushed))
+        push = getattr(torch._C._autograd, pushed)
+        yield torch._C._autograd, pushed, lambda *hooks: push(*map(self.callback, hooks))
         yield threading.Thread, "run", self.callback(threading.Thread.run)
         yield torch._C, "_cuda_getCurrentRawStream", lambda *_: 0
         yield Tensor, "record_stream", lambda *_: None
-        yield torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided
+        yield (  # by which code that Inductor wrote asks for memory
+            torch._C._dynamo.guards,
+            "_empty_strided_cuda",
+            lambda size, stride, dtype: torch.empty_strided(size, stride, dtype=dtype, device=GPU),
+        )
         yield torch, "set_default_device", self._set_default_device
         yield torch, "compile", _uncompiled
         yield torch, "Generator", PretendedGenerator
@@ -308,11 +309,6 @@ class EmulatedGpu(TorchFunctionMode):
 
 
 _set_default_device: Final = torch.set_default_device
-
-
-def _empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return unwritten memory on the GPU, as code that Inductor wrote asks for it."""
-    return torch.empty_strided(size, stride, dtype=dtype, device=GPU)
 
 
 def _in_float64(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -227,12 +227,12 @@ DIVISIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
     "ceildivsi": lambda a, b: -(-a // b),
 }
 ARITHMETIC: Final[Mapping[str, Callable[[int, int], int]]] = {
-    **{f"{name}i": getattr(operator, name) for name in ("add", "sub", "mul", "xor")},
-    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    **{"andi": operator.and_, "ori": operator.or_},
-    **{"minsi": min, "minui": min, "maxsi": max, "maxui": max},
-    **DIVISIONS,
-}
+    "addi": operator.add, "subi": operator.sub, "muli": operator.mul,
+    "andi": operator.and_, "ori": operator.or_, "xori": operator.xor,
+    "minsi": min, "minui": min, "maxsi": max, "maxui": max,
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le,
+    "gt": operator.gt, "ge": operator.ge, **DIVISIONS,
+}  # fmt: skip
 
 
 def _dot_flops(text: str) -> float:

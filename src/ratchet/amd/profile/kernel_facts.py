@@ -99,13 +99,14 @@ def amd_facts(kernel: CompiledKernel, architecture: Architecture) -> KernelFacts
         return None
     waves = _waves(kernel, code, architecture)
     lds = max(kernel.shared_bytes, code.number("group_segment_fixed_size"))
-    found = occupancy(architecture, vgprs=code.total_vgprs, lds_bytes=lds, workgroup_waves=waves)
+    vgprs, agprs = code.number("vgpr_count"), code.number("agpr_count")
+    found = occupancy(architecture, vgprs=vgprs, lds_bytes=lds, workgroup_waves=waves)
     document = {
-        "vgprs": code.vgprs,
-        "agprs": code.agprs,
-        "total_vgprs": code.total_vgprs,
+        "vgprs": vgprs - agprs,
+        "agprs": agprs,
+        "total_vgprs": vgprs,
         "sgprs": code.number("sgpr_count"),
-        "spills": code.spills,
+        "spills": code.number("vgpr_spill_count") + code.number("sgpr_spill_count"),
         "vgpr_spills": code.number("vgpr_spill_count"),
         "sgpr_spills": code.number("sgpr_spill_count"),
         "lds_bytes": lds,
