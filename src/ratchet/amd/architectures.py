@@ -27,13 +27,11 @@ class Architecture:
     max_waves_per_simd: int
     simds_per_unit: int
     """CDNA: the four of a compute unit. RDNA: the four of a work-group processor."""
-    vgprs_per_lane: int
-    """Registers that the waves of one SIMD share, per lane."""
+    vgprs_per_lane: int  # registers that the waves of one SIMD share, per lane
     vgpr_granule: int
     lds_bytes_per_unit: int
     lds_bytes_per_workgroup: int
-    max_workgroups_per_unit: int
-    """Workgroups of more than one wave, which need a barrier each."""
+    max_workgroups_per_unit: int  # workgroups of more than one wave, which need a barrier each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +46,7 @@ class Clocks:
     engine_khz: int
     memory_khz: int
     bus_bits: int
-    l2_bytes: int
-    """As HIP tells it: of one die on MI300 and MI350."""
+    l2_bytes: int  # as HIP tells it: of one die on MI300 and MI350
 
 
 CLOCKS: Final = {
@@ -72,8 +69,7 @@ class PretendedDevice:
 
     architecture: Architecture
     name: str
-    units: int = 1
-    """Compute units."""
+    units: int = 1  # compute units
     memory_bytes: int = MEMORY_BYTES
 
     @classmethod
@@ -152,8 +148,7 @@ class Occupancy:
     """The waves of a kernel that one SIMD holds at a time, and what limits them."""
 
     waves_per_simd: int
-    limit: str
-    """`registers`, `lds`, `workgroups`, or `none` at the hardware's own maximum."""
+    limit: str  # `registers`, `lds`, `workgroups`, or `none` at the hardware's own maximum
 
 
 def occupancy(

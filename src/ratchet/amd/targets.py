@@ -194,8 +194,7 @@ def right_on(
 WORKER: Final = "ratchet.amd.emulator.reference_worker"
 NAME: Final = "estimated_speedup"
 WORDS: Final = "of lower bounds, not timed"
-SHARE: Final = 0.6
-"""Share of the time left for compiling references; the static profile follows."""
+SHARE: Final = 0.6  # share of the time left for compiling references; the static profile follows
 LEAST_S: Final = 3.0
 
 

@@ -38,10 +38,8 @@ class KernelCode:
     name: str
     metadata: dict[str, str]
     instructions: list[Instruction]
-    loops: list[tuple[int, int]]
-    """First and last instruction of each loop, inner ones included."""
-    llvm_occupancy: int | None
-    """Waves per SIMD by LLVM's count, for comparison."""
+    loops: list[tuple[int, int]]  # first and last instruction of each loop, inner ones included
+    llvm_occupancy: int | None  # waves per SIMD by LLVM's count, for comparison
 
     def number(self, key: str) -> int:
         """Return a number of the metadata, such as `vgpr_count`; 0 if it is missing."""

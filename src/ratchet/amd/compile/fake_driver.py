@@ -19,8 +19,7 @@ from ratchet.base.process.channel import Message
 if TYPE_CHECKING:
     import torch
 
-MAX_CONFIGS = 24
-"""Configurations that autotuners may compile; the rest is only counted."""
+MAX_CONFIGS = 24  # configurations that autotuners may compile; the rest is only counted
 MAX_LAUNCHES = 2000
 MAX_TEXT_BYTES = 4 << 20
 KEPT_TEXTS = ("amdgcn", "ttir", "ptx")

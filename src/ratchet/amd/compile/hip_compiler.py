@@ -60,7 +60,6 @@ class HipTools:
 
     clang: str
     headers: Path | None
-    """HIP's own headers."""
     bitcode: Path | None
 
     @property
@@ -137,10 +136,8 @@ def bitcode_options(tools: HipTools, architecture: Architecture) -> list[str]:
 class HipBinary:
     """A compiled HIP source."""
 
-    assemblies: tuple[str, ...]
-    """The assembly of each source's kernels, for one target."""
-    host: bytes
-    """The shared library of the host code."""
+    assemblies: tuple[str, ...]  # the assembly of each source's kernels, for one target
+    host: bytes  # the shared library of the host code
 
     @property
     def assembly(self) -> str:
@@ -345,18 +342,13 @@ class HipSources(msgspec.Struct, frozen=True, kw_only=True):
     """A program's own texts and options. The rest of what decides its code is the machine's."""
 
     target: str
-    files: dict[str, str]
-    """Texts by their names below one folder."""
-    units: tuple[str, ...]
-    """The files that are compiled, together one library."""
+    files: dict[str, str]  # texts by their names below one folder
+    units: tuple[str, ...]  # the files that are compiled, together one library
     options: tuple[str, ...] = ()
-    folders: tuple[str, ...] = ("",)
-    """Folders that are searched for headers."""
-    outer_folders: tuple[str, ...] = ()
-    """Folders that are searched as those of a system."""
+    folders: tuple[str, ...] = ("",)  # folders that are searched for headers
+    outer_folders: tuple[str, ...] = ()  # folders that are searched as those of a system
     with_torch: bool = False
-    precompiled: str | None = None
-    """A folder that `precompile` filled."""
+    precompiled: str | None = None  # a folder that `precompile` filled
 
 
 def compile_sources(sources: HipSources, folder: Path) -> HipBinary:
@@ -402,8 +394,7 @@ class DeviceTexts(msgspec.Struct, frozen=True, kw_only=True):
     """The texts of a tree without host code, by their names from one root."""
 
     texts: dict[str, str]
-    units: tuple[str, ...]
-    """The names of those that are compiled."""
+    units: tuple[str, ...]  # the names of those that are compiled
     targets: tuple[str, ...]
 
 
@@ -413,8 +404,7 @@ class DeviceBuild(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     target: str
     kernels: int
-    said: str
-    """The compiler's words if it failed, else ""."""
+    said: str  # the compiler's words if it failed, else ""
 
 
 def check_device(texts: DeviceTexts, folder: Path) -> list[DeviceBuild]:

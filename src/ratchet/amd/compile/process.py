@@ -34,8 +34,7 @@ class CompiledKernel(msgspec.Struct, frozen=True, kw_only=True):
     signature: dict[str, str] = {}
     constants: dict[str, bool | int | float | str | None] = {}
     texts: dict[str, str] = {}
-    mca: dict[str, str | Count] = {}
-    """The answer of `run_mca`."""
+    mca: dict[str, str | Count] = {}  # the answer of `run_mca`
 
 
 class TensorArgument(msgspec.Struct, frozen=True, kw_only=True):

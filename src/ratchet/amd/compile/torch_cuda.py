@@ -29,11 +29,9 @@ from ratchet.base.errors import KernelError
 # drawn here comes from a generator of the CPU, whose state is much larger. So each of its states
 # that a program asks for is kept under an offset.
 
-STEP: Final = 4
-"""Offsets are multiples of it, as on a GPU."""
+STEP: Final = 4  # offsets are multiples of it, as on a GPU
 MIX: Final = 0x9E3779B97F4A7C15
-MOST_KEPT: Final = 4096
-"""The last states that are remembered."""
+MOST_KEPT: Final = 4096  # the last states that are remembered
 _Generator: Final = torch.Generator
 
 
@@ -151,8 +149,7 @@ _MARKS: Final = ("range_push", "range_pop", "range_start", "range_end", "mark")
 _TENSORS: Final = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
 
 
-asked: Counter[str] = Counter()
-"""Questions of a program that have no true answer here, with counts."""
+asked: Counter[str] = Counter()  # questions of a program that have no true answer here, with counts
 
 
 @contextlib.contextmanager
@@ -331,8 +328,7 @@ class UntimedEvent:
 class PretendedContext:
     """`with torch.cuda.device(...)`, which does nothing."""
 
-    idx = 0
-    """The GPU's index."""
+    idx = 0  # the GPU's index
 
     def __init__(self, device: object = None, *_: object, **__: object) -> None:
         if not isinstance(device, torch.Tensor):

@@ -24,8 +24,7 @@ from ratchet.judge.kernels.source_files import load_source
 if TYPE_CHECKING:
     import torch
 
-PRETENDED = "gfx942"
-"""The GPU that the interpreter reports to a kernel."""
+PRETENDED = "gfx942"  # the GPU that the interpreter reports to a kernel
 
 
 def load_interpreted(source: str, entry: str) -> Callable[..., object]:

@@ -75,8 +75,7 @@ class KernelArgument:
 
     offset: int
     size: int
-    kind: str
-    """`global_buffer`, `by_value` or a hidden one such as `hidden_block_count_x`."""
+    kind: str  # `global_buffer`, `by_value` or a hidden one such as `hidden_block_count_x`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,34 +84,25 @@ class DecodedKernel:
 
     name: str
     target: str
-    lanes: int
-    """Lanes of a wave."""
+    lanes: int  # lanes of a wave
     code: bytes
-    mnemonics: tuple[str, ...]
-    """The name of each record, for counts."""
-    texts: tuple[str, ...]
-    """The text of each record, as the compiler wrote it."""
-    places: tuple[str, ...]
-    """The source line of each record, as `file:line`; "" if unknown."""
+    mnemonics: tuple[str, ...]  # the name of each record, for counts
+    texts: tuple[str, ...]  # the text of each record, as the compiler wrote it
+    places: tuple[str, ...]  # the source line of each record, as `file:line`; "" if unknown
     arguments: tuple[KernelArgument, ...]
     argument_bytes: int
     lds_bytes: int
-    lds_unit: int
-    """Bytes of the smallest access to LDS, 4 at most."""
+    lds_unit: int  # bytes of the smallest access to LDS, 4 at most
     scratch_bytes: int
-    directives: Mapping[str, int]
-    """The numbers of `.amdhsa_` lines."""
-    vgprs: int
-    """Vector registers of a lane, including accumulation registers."""
-    register_mask: int
-    """Bit n: one of the vector registers from 32 n on is used."""
+    directives: Mapping[str, int]  # the numbers of `.amdhsa_` lines
+    vgprs: int  # vector registers of a lane, including accumulation registers
+    register_mask: int  # bit n: one of the vector registers from 32 n on is used
 
 
 @dataclass(frozen=True, slots=True)
 class _AssemblyLine:
     mnemonic: str
-    name: str
-    """The name in the tables: without its encoding, and with CDNA's name for RDNA."""
+    name: str  # the name in the tables: without its encoding, and with CDNA's name for RDNA
     rest: str
     place: str
 

@@ -40,8 +40,7 @@ from ratchet.judge.verdict import (
 )
 
 CYCLES: Final = {"cdna": 4, "rdna": 1}
-UNITS_PER_PROGRAM: Final = {"cdna": 1, "rdna": 2}
-"""Compute units whose LDS one program can use."""
+UNITS_PER_PROGRAM: Final = {"cdna": 1, "rdna": 2}  # compute units whose LDS one program can use
 LDS_BYTES_PER_CYCLE: Final = 128
 SHOWN_SHARE, SHOWN_OFF = 0.01, 0.2
 DUAL: Final = "v_dual_"
@@ -152,8 +151,7 @@ def words(case: EmulatedCase) -> str:
 # What a process reports of an emulated kernel is read without trusting it.
 
 MOST_KERNELS: Final = 100
-MOST_LINES: Final = 40
-"""Source lines of a kernel that a verdict keeps."""
+MOST_LINES: Final = 40  # source lines of a kernel that a verdict keeps
 MOST_INSTRUCTIONS, MOST_OF_A_LINE = 400, 40
 """Instructions of a kernel, and of one line, whose text a verdict keeps."""
 MOST_WAVES, MOST_SLOTS = 16, 256

@@ -60,10 +60,8 @@ c10/cuda/CUDAMathCompat.h: c10/hip/HIPMathCompat.h
 """Headers of CUDA and torch that are another header here."""
 _ALIAS: Final = "_ratchet_hipify"
 FORWARDS: Final = "forwards"
-PROGRAM: Final = "host.so"
-"""A compiled program's library, beside its assemblies `0.s` and on."""
-SHARED: Final = ("-D", "-U", "-I")
-"""Beginnings of the options that clang shares with nvcc and gcc."""
+PROGRAM: Final = "host.so"  # a compiled program's library, beside its assemblies `0.s` and on
+SHARED: Final = ("-D", "-U", "-I")  # beginnings of the options that clang shares with nvcc and gcc
 CLASHES: Final = re.compile(
     r"redefinition|redeclar|conflict|ambiguous|different (?:type|kind|return)|already"
 )
@@ -82,14 +80,10 @@ class ExtensionOrder(msgspec.Struct, frozen=True, kw_only=True):
     """An extension as the candidate's process orders it: its texts have HIP's names already."""
 
     name: str
-    sources: tuple[str, ...]
-    """The files that are compiled; all count from one root."""
-    files: dict[str, str]
-    """Texts of sources and headers."""
-    bound: str = ""
-    """Code that binds functions, behind the sources."""
-    options: tuple[str, ...] = ()
-    """Macros, and folders that are searched for headers."""
+    sources: tuple[str, ...]  # the files that are compiled; all count from one root
+    files: dict[str, str]  # texts of sources and headers
+    bound: str = ""  # code that binds functions, behind the sources
+    options: tuple[str, ...] = ()  # macros, and folders that are searched for headers
     folders: tuple[str, ...] = ()
 
 

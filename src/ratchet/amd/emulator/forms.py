@@ -104,14 +104,10 @@ WMMA: Final = {
 """Types of A and B."""
 WMMA_LAYOUTS: Final = {"gfx1100": (2, 1), "gfx1201": (1, 8)}
 """Lanes that hold a value of A or B, and adjacent rows of the result."""
-UNSIGNED: Final = 8
-"""Unsigned bytes."""
-HAS_SMALL_FLOATS: Final = ("gfx942", "gfx950", "gfx1201")
-"""Targets with 8-bit floats."""
-HAS_OCP: Final = ("gfx950", "gfx1201")
-"""Those of them whose 8-bit floats are OCP's."""
-OCP: Final = 2
-"""Added to an 8-bit float's type if the target has the OCP formats."""
+UNSIGNED: Final = 8  # unsigned bytes
+HAS_SMALL_FLOATS: Final = ("gfx942", "gfx950", "gfx1201")  # targets with 8-bit floats
+HAS_OCP: Final = ("gfx950", "gfx1201")  # those of them whose 8-bit floats are OCP's
+OCP: Final = 2  # added to an 8-bit float's type if the target has the OCP formats
 LANE_FORMS: Final = {
     "v_readfirstlane_b32": 2, "v_readlane_b32": 3, "v_writelane_b32": 3, "v_swap_b32": 2,
     "v_permlane16_swap_b32": 2, "v_permlane32_swap_b32": 2, "s_endpgm": 0, "s_barrier": 0,

@@ -20,8 +20,7 @@ CLOSED: Final = 0
 OPEN: Final = mmap.PROT_READ | mmap.PROT_WRITE
 APART_BYTES: Final = 1 << 20
 """Distance between tensors: an access outside of one is a fault, and never hits another."""
-MOST_BYTES: Final = 4 << 30
-"""Most memory at a time, including what the host code allocates."""
+MOST_BYTES: Final = 4 << 30  # most memory at a time, including what the host code allocates
 
 
 class GpuBlock:

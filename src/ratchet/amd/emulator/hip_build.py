@@ -87,10 +87,8 @@ def _key(target: str, with_torch: bool) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-MOST_BUILDS: Final = 64
-"""Most compiled programs in the cache; the oldest is removed."""
-MOST_BYTES: Final = 8 << 20
-"""Most text of one program."""
+MOST_BUILDS: Final = 64  # most compiled programs in the cache; the oldest is removed
+MOST_BYTES: Final = 8 << 20  # most text of one program
 
 
 def build_hip(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
@@ -122,8 +120,7 @@ class ExtensionBuilder:
 
     target: str
     clock: Clock
-    headers: Path | None
-    """The folder of torch's precompiled headers."""
+    headers: Path | None  # the folder of torch's precompiled headers
 
     def __call__(self, order: Any) -> PackedFiles:
         """Return the assemblies, `0.s` and on, and the library; the caller closes them.
@@ -205,8 +202,7 @@ def toolchain(target: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-TIMEOUT_S: Final = 900.0
-"""It takes 12 s on an idle core, and much longer on a busy one."""
+TIMEOUT_S: Final = 900.0  # it takes 12 s on an idle core, and much longer on a busy one
 FLAGS: Final = (
     "-O2",
     "-fvect-cost-model=dynamic",

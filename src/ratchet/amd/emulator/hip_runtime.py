@@ -29,13 +29,11 @@ from ratchet.base.errors import KernelError
 
 # Text that kernels print: notes in a buffer of the GPU's memory, formatted after each launch.
 
-VARIABLE: Final = "_ZL12ratchet_said"
-"""The buffer in ratchet_printf.h."""
+VARIABLE: Final = "_ZL12ratchet_said"  # the buffer in ratchet_printf.h
 SPECIFICATION: Final = re.compile(
     r"%([-+ #0]*)(\*|\d+)?(\.(?:\*|\d+))?(hh|h|ll|l|L|q|j|z|t)?([diouxXeEfFgGaAcsp%])"
 )
-WIDE: Final = ("l", "ll", "q", "j", "z", "t")
-"""Lengths of 64 bits."""
+WIDE: Final = ("l", "ll", "q", "j", "z", "t")  # lengths of 64 bits
 SIGNED, UNSIGNED, FLOAT, POINTER, TEXT = range(5)
 
 
@@ -93,8 +91,7 @@ def formatted(text: str, values: Sequence[tuple[int, int]], text_at: Callable[[i
 
 
 MOST_THREADS: Final = 1024
-MOST_PRINTED: Final = 4096
-"""Most bytes of a text that a kernel prints."""
+MOST_PRINTED: Final = 4096  # most bytes of a text that a kernel prints
 _LAUNCH = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_char_p,
@@ -110,12 +107,10 @@ _COPY = ctypes.CFUNCTYPE(
 )
 _SYMBOL = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64))
 _FACT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
-TO_HOST, FROM_HOST, ON_HOST = 2, 1, 0
-"""Values of hipMemcpyKind."""
+TO_HOST, FROM_HOST, ON_HOST = 2, 1, 0  # values of hipMemcpyKind
 
 _cast = ctypes.cast
-move = ctypes.memmove
-"""The originals, which a census does not count."""
+move = ctypes.memmove  # the originals, which a census does not count
 
 
 def _bytes_at(address: int, size: int) -> bytes:

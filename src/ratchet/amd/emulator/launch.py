@@ -16,16 +16,12 @@ from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.emulator.decode import DecodedKernel, KernelArgument
 from ratchet.base.errors import KernelError
 
-INSTRUCTION_LIMIT: Final = 2_000_000_000
-"""Most wave instructions of one launch."""
+INSTRUCTION_LIMIT: Final = 2_000_000_000  # most wave instructions of one launch
 MAX_PROGRAMS: Final = 1 << 24
-MOST_RUNS: Final = 1 << 15
-"""Most instructions of a workgroup's waves that are noted."""
+MOST_RUNS: Final = 1 << 15  # most instructions of a workgroup's waves that are noted
 RUN_BYTES: Final = 12
-ISSUE_CYCLES: Final = {64: 4, 32: 1}
-"""Cycles of an instruction, by the lanes of a wave."""
-SLACK_BYTES: Final = 256
-"""Padding after the arguments: a preload reads whole blocks."""
+ISSUE_CYCLES: Final = {64: 4, 32: 1}  # cycles of an instruction, by the lanes of a wave
+SLACK_BYTES: Final = 256  # padding after the arguments: a preload reads whole blocks
 GROUP_IN_TRAP_REGISTERS: Final = ("gfx1201",)
 """`ttmp7` and `ttmp9` hold a workgroup's numbers, bits 25 to 29 of `ttmp8` a wave's (LLVM's
 AMDGPUUsage, "Architected SGPRs")."""
@@ -67,24 +63,18 @@ class LaunchCounts:
     """Exact counts of one launch."""
 
     instructions: int
-    by_mnemonic: dict[str, int]
-    """Instructions that waves executed."""
-    lanes: dict[str, int]
-    """Lanes that were on, summed over the instructions; scalar ones have none."""
-    bytes: int
-    """Bytes of tensors that lanes read and wrote."""
-    stored_bytes: int
-    """Bytes of tensors that lanes wrote."""
-    touched_bytes: int
-    """Bytes of tensors in whole lines of 64 bytes, each counted once."""
+    by_mnemonic: dict[str, int]  # instructions that waves executed
+    lanes: dict[str, int]  # lanes that were on, summed over the instructions; scalar ones have none
+    bytes: int  # bytes of tensors that lanes read and wrote
+    stored_bytes: int  # bytes of tensors that lanes wrote
+    touched_bytes: int  # bytes of tensors in whole lines of 64 bytes, each counted once
     lines_64: int
     lines_128: int
     lds_bytes: int
     lds_conflicts: int
     by_place: dict[str, PlaceCounts]
     """Counts of each source line, as `file:line`; "" for instructions without one."""
-    executed: tuple[int, ...]
-    """Executions by waves, for each record of the kernel."""
+    executed: tuple[int, ...]  # executions by waves, for each record of the kernel
     runs: tuple[WaveRuns, ...]
     """For each wave of the first workgroup: what it ran in order, as `Run` in machine.hpp."""
 
@@ -420,16 +410,13 @@ class FailedLaunch:
 
     kernel: str
     reason: str
-    is_refused: bool
-    """The emulator cannot run it; else the kernel did what a GPU forbids."""
+    is_refused: bool  # the emulator cannot run it; else the kernel did what a GPU forbids
 
 
 # The executed instructions of a launch by source line, and the order of the waves' lines.
 
-MOST_INSTRUCTIONS: Final = 2000
-"""Most instructions of a kernel; the most executed are kept."""
-SLOTS: Final = 240
-"""Slots of the waves' cycles; each shows the line with most of its cycles."""
+MOST_INSTRUCTIONS: Final = 2000  # most instructions of a kernel; the most executed are kept
+SLOTS: Final = 240  # slots of the waves' cycles; each shows the line with most of its cycles
 MOST_WAVES: Final = 16
 MOST_BARRIERS: Final = 200
 RUN: Final = struct.Struct("<3I")

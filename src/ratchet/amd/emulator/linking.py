@@ -117,8 +117,7 @@ OBJECT: Final = re.compile(r"^\s+\.type\s+([\w.$]+),@object", re.MULTILINE)
 REFERENCE: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(rel32|gotpcrel32)@(lo|hi)([+-]\d+)")
 COUNTER: Final = re.compile(r"^(\s+)s_getpc_b64 (s\[\d+:\d+\])", re.MULTILINE)
 INSTRUCTION: Final = re.compile(r"^\s+[a-z]")
-WORD: Final = 4
-"""Bytes of an instruction, and of its literal."""
+WORD: Final = 4  # bytes of an instruction, and of its literal
 WIDTHS: Final = {"byte": 1, "short": 2, "long": 4, "quad": 8}
 MOST_BYTES: Final = 64 << 20
 

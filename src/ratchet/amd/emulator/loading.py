@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 
-EMULATOR = "RATCHET_EMULATOR"
-"""The same as in `with_torch`, which this module cannot import."""
-MOST_TOLD = 4096
-"""The last storages whose addresses are remembered."""
+EMULATOR = "RATCHET_EMULATOR"  # the same as in `with_torch`, which this module cannot import
+MOST_TOLD = 4096  # the last storages whose addresses are remembered
 
 
 UNWRITTEN = (
@@ -53,8 +51,7 @@ UNWRITTEN = (
     *(("Tensor", name) for name in ("new_empty", "new_empty_strided")),
 )
 """Functions of torch that return unwritten memory: an attribute of torch or "", and the name."""
-LARGE_BYTES: Final = 1 << 30
-"""Tensors above it are compared with the free memory."""
+LARGE_BYTES: Final = 1 << 30  # tensors above it are compared with the free memory
 TIMED: Final = "triton.testing.do_bench, which returned nan: nothing is timed here"
 INLINE: Final = re.compile(r' asm (?:[a-z]+ )*"((?:[^"\\]|\\.)*)", "([^"]*)"')
 """Inline assembly in LLVM's language, and the constraints of its operands."""
@@ -76,10 +73,8 @@ class EmulatedLaunch:
     counts: LaunchCounts
     kernel: DecodedKernel
     workgroup_waves: int
-    lds_bytes: int
-    """LDS bytes of a workgroup."""
-    file: str = ""
-    """The file of the kernel's source, if known."""
+    lds_bytes: int  # LDS bytes of a workgroup
+    file: str = ""  # the file of the kernel's source, if known
 
     def shown(self) -> dict[str, object]:
         """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
@@ -247,8 +242,7 @@ class EmulatedLauncher:
     sides: tuple[int, int] | None = None
     """A block's threads along x and y, if it has several dimensions."""
     _file = ""
-    limit = INSTRUCTION_LIMIT
-    """The most wave instructions of a launch."""
+    limit = INSTRUCTION_LIMIT  # the most wave instructions of a launch
 
     _variables: PlacedVariables | None = None
     """Those of the kernel's code, where a driver does not hold them."""

@@ -23,10 +23,8 @@ KINDS: Final = {"none": 0, "vector": 1, "scalar": 2, "constant": 3, "bit": 4}
 REGISTER: Final = re.compile(r"^([vas])(?:(\d+)|\[(\d+):(\d+)\])$")
 LIMITS: Final = {"v": 256, "a": 256, "s": 106}
 """RDNA has 106 scalar registers; CDNA's compiler stops at 102."""
-DROPPED: Final = 118
-"""The scalar register that takes a result for `null`; nothing reads it."""
-ACCUMULATION: Final = 256
-"""Accumulation registers follow the vector registers."""
+DROPPED: Final = 118  # the scalar register that takes a result for `null`; nothing reads it
+ACCUMULATION: Final = 256  # accumulation registers follow the vector registers
 NEGATIVE, ABSOLUTE, SIGNED = 1, 2, 4
 FLOATS: Final = {"f": "<f", "D": "<d", "h": "<e"}
 Kind = Literal["none", "vector", "scalar", "constant", "bit"]
@@ -40,8 +38,7 @@ class MachineOperand:
     number: int = 0
     registers: int = 0
     modifiers: int = 0
-    value: int = 0
-    """The 64 bits of a constant."""
+    value: int = 0  # the 64 bits of a constant
 
     def words(self) -> tuple[int, int, int, int, int]:
         """Return the fields of the machine's operand."""

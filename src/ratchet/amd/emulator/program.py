@@ -46,13 +46,10 @@ class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that every process of an emulated program needs to know."""
 
     target: str
-    library: str
-    """The compiled emulator."""
-    folder: str
-    """The folder in which each process writes what it launched."""
+    library: str  # the compiled emulator
+    folder: str  # the folder in which each process writes what it launched
     autotune: Autotune = "first"
-    limit: int = INSTRUCTION_LIMIT
-    """The most wave instructions of one launch."""
+    limit: int = INSTRUCTION_LIMIT  # the most wave instructions of one launch
 
     def text(self) -> str:
         """Return the value of the variable."""
@@ -114,10 +111,8 @@ class ProgramKernel:
     launches: int
     instructions: int
     touched_bytes: int
-    bound_s: float | None
-    """A lower bound on the time of all launches; None without a known device."""
-    limit: str
-    """The unit with most of the bound: memory, matrix, vector or lds."""
+    bound_s: float | None  # a lower bound on the time of all launches; None without a known device
+    limit: str  # the unit with most of the bound: memory, matrix, vector or lds
     hottest: tuple[HotLine, ...]
 
 
@@ -126,8 +121,7 @@ class ProgramFault:
     """A launch that failed, with how often it did."""
 
     kernel: str
-    kind: str
-    """`refused`: the emulator cannot run it. `fault`: the kernel did what a GPU forbids."""
+    kind: str  # `refused`: the emulator cannot run it. `fault`: the kernel did what a GPU forbids.
     reason: str
     count: int
 

@@ -45,8 +45,7 @@ from ratchet.judge.workers.candidate.census import add_launch
 REGISTRY: Final = "_ZN3c104impl26device_guard_impl_registryE"
 """c10::impl::device_guard_impl_registry: one pointer for each of c10's device types."""
 CUDA: Final = 1
-META: Final = 14
-"""Places of `c10::DeviceType` in it. The meta device's guard does nothing either."""
+META: Final = 14  # places of `c10::DeviceType` in it. The meta device's guard does nothing either.
 
 
 def allow_entering_gpu() -> None:
@@ -66,8 +65,7 @@ def allow_entering_gpu() -> None:
 # Inductor runs no kernel to write one. It asks torch about the device, and gets the architecture's
 # answers. `pretend` changes torch for the whole process: call it in a process of its own.
 
-KNOWN: Final = ((2, 11), (2, 13))
-"""The oldest and the newest supported torch; 2.13 was tried."""
+KNOWN: Final = ((2, 11), (2, 13))  # the oldest and the newest supported torch; 2.13 was tried
 GPU: Final = "cuda:0"
 
 
@@ -302,8 +300,7 @@ def _copy(value: object) -> object:
     return whole.as_strided(value.size(), value.stride(), value.storage_offset())
 
 
-SEED: Final = 1
-"""Seed of the values; only counts matter."""
+SEED: Final = 1  # seed of the values; only counts matter
 
 
 class CompiledReferenceWorker:

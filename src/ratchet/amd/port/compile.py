@@ -47,8 +47,7 @@ HOST_STATEMENT: Final = re.compile(
     r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::|"
     r"using std::(c(out|err|in|log)|endl|flush|[io]?stream|chrono|thread)\b)"
 )
-DISPATCHED: Final = "float"
-"""The type for which torch's dispatch macros are compiled."""
+DISPATCHED: Final = "float"  # the type for which torch's dispatch macros are compiled
 
 
 def device_code(text: bytes) -> bytes:
@@ -150,8 +149,7 @@ class Compilation:
     file: str
     target: str
     status: Status
-    why: str = ""
-    """The first error, or what is missing."""
+    why: str = ""  # the first error, or what is missing
     kernels: int = 0
     why_not_executed: str = ""
 

@@ -78,8 +78,7 @@ class Called:
     name: str
     arguments: tuple[Node, ...]
     node: Node
-    launch: tuple[Node, ...] = ()
-    """The arguments between <<< and >>>."""
+    launch: tuple[Node, ...] = ()  # the arguments between <<< and >>>
 
     @property
     def at(self) -> int:

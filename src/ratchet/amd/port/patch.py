@@ -142,8 +142,7 @@ def prelude(needed: Iterable[str]) -> str:
     return text
 
 
-SIGNS: Final = ("<<<", "cuda", "__global__")
-"""Words of which CUDA code has at least one."""
+SIGNS: Final = ("<<<", "cuda", "__global__")  # words of which CUDA code has at least one
 _HIP: Final = re.compile(
     r'^\s*#\s*include\s*[<"](?:(?:ATen/|c10/)?hip/|ratchet_abi\.h)', re.MULTILINE
 )

@@ -30,10 +30,8 @@ class KernelProof:
     file: str
     entry: str
     target: str
-    status: str
-    """A verdict's status, or `not executed`."""
-    why: str = ""
-    """Why it is not right, or was not executed."""
+    status: str  # a verdict's status, or `not executed`
+    why: str = ""  # why it is not right, or was not executed
 
     @property
     def is_right(self) -> bool:
@@ -59,15 +57,12 @@ class KernelProof:
 class PortResult:
     path: str
     scanned: tuple[ScannedFile, ...]
-    new: Mapping[str, bytes]
-    """The texts of the files that the patch changes."""
+    new: Mapping[str, bytes]  # the texts of the files that the patch changes
     patch: bytes
     compiled: tuple[Compilation, ...] = ()
     proofs: tuple[KernelProof, ...] = ()
-    written: bool = False
-    """True if the tree has the new texts."""
-    outputs: tuple[str, ...] = ()
-    """The files that were written beside the tree."""
+    written: bool = False  # true if the tree has the new texts
+    outputs: tuple[str, ...] = ()  # the files that were written beside the tree
     seconds: float = 0.0
 
     @property
@@ -142,10 +137,8 @@ PATCH, DOCUMENT, PAGE, HIP = "port.patch", "port.json", "report.html", "hip"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PortSettings:
-    write: bool = False
-    """Change the tree."""
-    force: bool = False
-    """Change it even if git says that it has changes."""
+    write: bool = False  # change the tree
+    force: bool = False  # change it even if git says that it has changes
     targets: Sequence[str] = TARGETS
     compiles: bool = True
 

@@ -36,11 +36,9 @@ ONCE: Final = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.MULTILINE)
 class PortedKernel:
     """A kernel with the patch, and where it comes from."""
 
-    file: str
-    """The file that it is reported under."""
+    file: str  # the file that it is reported under
     kernel: Kernel
-    sources: tuple[str, ...]
-    """All files of the tree that it is made of."""
+    sources: tuple[str, ...]  # all files of the tree that it is made of
 
     def left(self, scanned: Iterable[ScannedFile], severity: Severity) -> list[str]:
         """Return the errors or warnings that the patch leaves in its sources, with their places."""
@@ -144,12 +142,9 @@ def _header(path: str, asker: str, texts: Mapping[str, str]) -> str | None:
     return beside if beside in texts else ends[0] if len(ends) == 1 else None
 
 
-EXECUTED: Final = ("gfx942",)
-"""Targets that a kernel is executed on if none is named."""
-PROBLEMS: Final = "problems"
-"""The folder of a tree that holds problem files, if no other is named."""
-WARNINGS_SAID: Final = 3
-"""Most warnings that explain a wrong kernel."""
+EXECUTED: Final = ("gfx942",)  # targets that a kernel is executed on if none is named
+PROBLEMS: Final = "problems"  # the folder of a tree that holds problem files, if no other is named
+WARNINGS_SAID: Final = 3  # most warnings that explain a wrong kernel
 
 
 def prove(

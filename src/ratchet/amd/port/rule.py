@@ -33,26 +33,19 @@ def inserted(at: int, text: str) -> Edit:
 class Match:
     """A place that a rule matches, before it knows its file's lines."""
 
-    at: int
-    """The byte in the text."""
-    detail: str = ""
-    """The text found there: the call, the instruction, the value."""
-    fix: str = ""
-    """The fix, if it is more precise than the rule's own."""
-    edits: tuple[Edit, ...] = ()
-    """The fix as replacements; none if a person has to decide."""
-    needs: tuple[str, ...] = ()
-    """Names of compatibility macros that the edits use."""
+    at: int  # the byte in the text
+    detail: str = ""  # the text found there: the call, the instruction, the value
+    fix: str = ""  # the fix, if it is more precise than the rule's own
+    edits: tuple[Edit, ...] = ()  # the fix as replacements; none if a person has to decide
+    needs: tuple[str, ...] = ()  # names of compatibility macros that the edits use
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PortFinding:
     """One thing that stands between a file and ROCm."""
 
-    file: str
-    """The path, relative to the root of the scan, with forward slashes."""
-    line: int
-    """Counted from 1."""
+    file: str  # the path, relative to the root of the scan, with forward slashes
+    line: int  # counted from 1
     rule: str
     severity: Severity
     detail: str
@@ -86,16 +79,14 @@ class CodeText:
     file: str
     kind: Kind
     text: bytes
-    first_line: int = 1
-    """Line of the file on which the text begins."""
+    first_line: int = 1  # line of the file on which the text begins
     shift: int | None = 0
     """Byte of the file at which the text begins; None if its bytes are not the file's own."""
     for_torch: bool = False
     """torch builds it, and so hipifies it: an extension, or CUDA code in a Python string."""
     constants: dict[str, int] = field(default_factory=dict)
     """Integer constants of the whole repository's headers."""
-    own_modules: frozenset[str] = frozenset()
-    """Python modules of the repository itself."""
+    own_modules: frozenset[str] = frozenset()  # Python modules of the repository itself
 
     @cached_property
     def _starts(self) -> list[int]:

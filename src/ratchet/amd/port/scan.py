@@ -42,13 +42,11 @@ class FoundFile:
     """A file that is read, or the reason why it is not."""
 
     path: Path
-    name: str
-    """The path from the root, with forward slashes."""
+    name: str  # the path from the root, with forward slashes
     kind: Kind | None = None
     text: bytes = b""
     skipped: str = ""
-    matters: bool = False
-    """It may hold CUDA code: that it was skipped is a finding."""
+    matters: bool = False  # it may hold CUDA code: that it was skipped is a finding
     generated: bool = False
 
 
@@ -164,8 +162,7 @@ def _is_utf8(text: bytes) -> bool:
 
 OF_TORCH: Final = ("torch/", "ATen/", "c10/", "pybind11/", "c10d/")
 OF_DEVICE: Final = re.compile(rb"__(global|device|shared)__|<<<")
-MOST_UNREAD: Final = 0.25
-"""Share of a text with GPU code that may be no syntax to the parser."""
+MOST_UNREAD: Final = 0.25  # share of a text with GPU code that may be no syntax to the parser
 BUILDS: Final = re.compile(rb"CUDAExtension|cpp_extension|load_inline")
 
 
@@ -175,11 +172,9 @@ class ScannedFile:
 
     found: FoundFile
     findings: tuple[PortFinding, ...]
-    for_torch: bool = False
-    """torch hipifies its names when it builds it."""
+    for_torch: bool = False  # torch hipifies its names when it builds it
     has_kernels: bool = False
-    unparsed: int = 0
-    """Places that the parser could not read."""
+    unparsed: int = 0  # places that the parser could not read
 
 
 def scan(path: Path) -> list[ScannedFile]:
@@ -198,12 +193,9 @@ class Known:
     """Facts of the rest of the repository that a file's rules know."""
 
     built_by_torch: bool
-    constants: dict[str, int]
-    """Integers that headers define, with one value."""
-    own: frozenset[str]
-    """Names that headers define or declare, and the headers' own names."""
-    modules: frozenset[str]
-    """Names by which Python files may be imported."""
+    constants: dict[str, int]  # integers that headers define, with one value
+    own: frozenset[str]  # names that headers define or declare, and the headers' own names
+    modules: frozenset[str]  # names by which Python files may be imported
 
 
 def _known(files: Iterable[FoundFile]) -> Known:

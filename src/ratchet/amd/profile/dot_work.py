@@ -46,8 +46,7 @@ class _Operation:
 
     text: str
     blocks: list[list[_Operation]] = field(default_factory=list)
-    dots: bool = False
-    """True if the line or its blocks hold a dot."""
+    dots: bool = False  # true if the line or its blocks hold a dot
 
 
 def dot_work(ttir: str, grid: Sequence[int], arguments: Sequence[object]) -> DotWork | None:
@@ -116,8 +115,7 @@ class _Counter:
         self.grid = grid
         self.place = (0, 0, 0)
         self.exact = True
-        self.varies = False
-        """True if a loop or branch depends on the program's place in the grid."""
+        self.varies = False  # true if a loop or branch depends on the program's place in the grid
         self.steps = 0
         self._placed: set[str] = set()
 

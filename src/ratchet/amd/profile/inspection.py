@@ -63,8 +63,7 @@ ASSUMES: Final = (
 class LaunchWork:
     """The least work of one launch."""
 
-    dot_flops: float | None
-    """None if unknown."""
+    dot_flops: float | None  # None if unknown
     flops_per_simd_per_cycle: float | None
     """The rate of the compiled matrix instructions; None without any, if the dots run on the
     vector units."""
@@ -110,8 +109,7 @@ def _matrix_time_s(launch: LaunchWork, simds: float, clock_hz: float, vector_rat
 TRITON_PACKAGES = ("triton", "pytorch-triton-rocm", "triton-rocm", "pytorch-triton")
 """Names of the package `triton`, by its builder."""
 DOT_TIME_LIMIT_S = 8.0
-Document = dict[str, Json]
-"""A profile as a JSON object (docs/how-to/inspect.md)."""
+Document = dict[str, Json]  # a profile as a JSON object (docs/how-to/inspect.md)
 ACTIONS = {"triton": "python", "torch": "python", "hip": "hip"}
 LOADED = """\
 import tempfile

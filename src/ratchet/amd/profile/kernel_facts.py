@@ -74,8 +74,7 @@ def drains(name: str, operands: str) -> bool:
     return waits_for_loads and re.fullmatch(r"\s*(0x)?0+\s*", operands) is not None
 
 
-ENCODING: Final = r"_(e32|e64|vop3p)$"
-"""The end of an instruction's name that an assembler may add."""
+ENCODING: Final = r"_(e32|e64|vop3p)$"  # the end of an instruction's name that an assembler may add
 F8F6F4_TYPES = {0: "fp8", 1: "fp8", 2: "fp6", 3: "fp6", 4: "fp4"}
 """The cbsz and blgp fields of the f8f6f4 instructions: E4M3, E5M2, E2M3, E3M2, E2M1."""
 NARROW_BITS = 32

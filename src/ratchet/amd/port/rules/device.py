@@ -185,8 +185,7 @@ def partition_lanes(tree: CudaTree) -> Iterator[Match]:
         yield Match(at=call.at, detail=call.name)
 
 
-LDS_BYTES: Final = 64 << 10
-"""Shared memory of a block; gfx950 alone has more, 160 KiB (CDNA4 ISA)."""
+LDS_BYTES: Final = 64 << 10  # shared memory of a block; gfx950 alone has more, 160 KiB (CDNA4 ISA)
 
 
 @RULES.add("shared-memory-limit", "error", fix="make tiles smaller, or keep fewer stages")

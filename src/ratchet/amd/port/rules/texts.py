@@ -32,8 +32,7 @@ class Word:
 
     text: str
     at: int
-    first: bool = False
-    """The first word of a command."""
+    first: bool = False  # the first word of a command
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

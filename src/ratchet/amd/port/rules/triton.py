@@ -13,8 +13,7 @@ from ratchet.amd.port.rules.device import LDS_BYTES
 
 RULES: Final = Rules[PythonTree]()
 
-MOST_WARPS: Final = 16
-"""1,024 threads of a block, in waves of 64 lanes."""
+MOST_WARPS: Final = 16  # 1,024 threads of a block, in waves of 64 lanes
 LEAST_STAGES: Final = 3
 AMD_OPTIONS: Final = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 
