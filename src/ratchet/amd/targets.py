@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -158,9 +158,8 @@ def estimates(problem: Problem, target: str, censuses: Sequence[CaseCensus]) -> 
         if case.hidden:
             continue
         try:
-            found.append(
-                estimate(case.name, target, read_told(census.emulated, target, shown=not found))
-            )
+            kernels = read_told(census.emulated, target, shown=not found)
+            found.append(estimate(case.name, target, kernels))
         except (ValueError, TypeError) as error:
             raise fault("crashed", "the candidate's process answered nonsense") from error
     return found
@@ -172,24 +171,14 @@ def right_on(
     """Return the answer on a kernel that passed every case: at most `correct`."""
     detail = f"every launch ran as {target}'s machine code in the emulator; no GPU took part"
     evidence.append(Evidence(check="emulated", passed=True, detail=detail))
-    evidence += [
-        Evidence(check=f"estimated, {one.case}", passed=None, detail=words(one))
-        for one in cases
-        if one.kernels
-    ]
-    evidence += [
-        Evidence(check=f"hottest lines, {kernel.name}", passed=None, detail="; ".join(lines))
-        for one in cases[:1]
-        for kernel in one.kernels
-        if (lines := hottest(kernel, source))
-    ]
-    reason = (
-        f"right on every case as machine code of {target}, emulated; its speed was not measured"
-    )
-    return Decided("correct", reason)
+    said = [(f"estimated, {one.case}", words(one)) for one in cases if one.kernels]
+    for kernel in cases[0].kernels if cases else ():
+        if lines := hottest(kernel, source):
+            said.append((f"hottest lines, {kernel.name}", "; ".join(lines)))
+    evidence += [Evidence(check=check, passed=None, detail=detail) for check, detail in said]
+    reason = f"right on every case as machine code of {target}, emulated"
+    return Decided("correct", f"{reason}; its speed was not measured")
 
-
-# The bound of the reference's compiled kernels, to compare a candidate's bound with.
 
 WORKER: Final = "ratchet.amd.emulator.reference_worker"
 NAME: Final = "estimated_speedup"
@@ -198,12 +187,8 @@ SHARE: Final = 0.6  # share of the time left for compiling references; the stati
 LEAST_S: Final = 3.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReferenceWork:
-    """The counts of the reference's kernels in one call, or why they are unknown."""
-
-    told: Mapping[str, Json] | None = None
-    missing: str = ""
+ReferenceWork = Mapping[str, Json] | str
+"""The counts of the reference's kernels in one call, or why they are unknown."""
 
 
 class CompiledReferences:
@@ -230,11 +215,10 @@ class CompiledReferences:
         return [self._beside(one, problem, failed) for one in cases]
 
     def _beside(self, case: EmulatedCase, problem: Problem, otherwise: str) -> EmulatedCase:
-        found = self._known.get(_key(problem, case))
-        if found is None or found.told is None:
-            missing = otherwise if found is None else found.missing
-            return msgspec.structs.replace(case, no_estimate=missing or "not compiled")
-        own = estimate(case.case, case.target, read_told(found.told, case.target))
+        found = self._known.get(_key(problem, case), otherwise)
+        if isinstance(found, str):
+            return msgspec.structs.replace(case, no_estimate=found or "not compiled")
+        own = estimate(case.case, case.target, read_told(found, case.target))
         known = own.bounds and case.bounds and case.bounds[0].time_s > 0
         ratio = own.bounds[0].time_s / case.bounds[0].time_s if known else None
         kernels = [msgspec.structs.replace(one, lines=[]) for one in own.kernels]
@@ -262,14 +246,10 @@ def _works(
         message = {"do": "open", "problem": problem.as_json(), "target": target, "units": units}
         opened = _ask(child, message, limit)
         for case in cases:
-            place = places[case.case]
-            reply = (
-                opened if "error" in opened else _ask(child, {"do": "case", "case": place}, limit)
-            )
-            if "error" in reply:
-                yield case, ReferenceWork(missing=error_words(reply["error"])[:300])
-            else:
-                yield case, ReferenceWork(told=reply["emulated"])
+            asked = {"do": "case", "case": places[case.case]}
+            reply = opened if "error" in opened else _ask(child, asked, limit)
+            is_missing = "error" in reply
+            yield case, error_words(reply["error"])[:300] if is_missing else reply["emulated"]
 
 
 def _ask(child: Child, message: Mapping[str, object], limit: Clock) -> dict[str, Json]:

@@ -122,10 +122,8 @@ def build_extension(
 ) -> Path:
     """Compile an extension as one text, or its sources one by one if they clash.
 
-    `precompiled` is a folder of torch's headers. Returns what `compile_one` does.
-
-    Raises:
-        KernelError: the first error with file and line, or what is missing here.
+    `precompiled` is a folder of torch's headers. Returns what `compile_one` does. Raises a
+    KernelError with the first error's file and line, or with what is missing here.
     """
     if bad := next((one for one in order.options if one[:2] not in SHARED), None):
         raise KernelError(f"an extension's option is no macro and no folder: {bad!r:.80}")

@@ -124,9 +124,7 @@ class ExtensionBuilder:
 
     def __call__(self, order: Any) -> PackedFiles:
         """Return the assemblies, `0.s` and on, and the library; the caller closes them.
-
-        Raises:
-            KernelError: the sources do not compile, or the order is none.
+        Raises KernelError if the sources do not compile, or the order is none.
         """
         try:
             asked = msgspec.convert(order, ExtensionOrder)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import math
 import re
 import struct
 import sys
@@ -135,24 +134,6 @@ class _Asked(ctypes.Structure):
     )
 
 
-class HipLauncher(EmulatedLauncher):
-    """One launch of the host code."""
-
-    def __init__(
-        self,
-        runtime: HipRuntime,
-        kernel: DecodedKernel,
-        block: tuple[int, int, int],
-        shared_bytes: int,
-    ) -> None:
-        self._driver: Any = runtime
-        self._kernel = functools.cache(lambda: kernel)
-        self._kinds = ["raw"] * len(kernel.arguments)
-        self._threads, self.sides = math.prod(block), block[:2]
-        self._shared = kernel.lds_bytes + shared_bytes
-        self._element_bytes = runtime.element_bytes
-
-
 class HipRuntime:
     """Everything that one compiled source asks of HIP."""
 
@@ -270,9 +251,17 @@ class HipRuntime:
         own = [one for one in kernel.arguments if not one.kind.startswith("hidden_")]
         values = [_bytes_at(arguments[at], one.size) for at, one in enumerate(own)]
         with self.memory.opened():
-            launch = HipLauncher(self, kernel, (wide, high, deep), shared_bytes)
+            launcher = EmulatedLauncher(
+                driver=self,
+                kernel=lambda: kernel,
+                kinds=["raw"] * len(kernel.arguments),
+                threads=wide * high * deep,
+                shared_bytes=kernel.lds_bytes + shared_bytes,
+                element_bytes=self.element_bytes,
+                sides=(wide, high),
+            )
             try:
-                launch(*grid, *[None] * 6, *values)
+                launcher.run(*grid, *[None] * 6, *values)
             finally:
                 self._print()
         return 0

@@ -236,34 +236,32 @@ class EmulatorDriver(FakeDriver):
         return GPU
 
 
+@dataclass(kw_only=True, eq=False)
 class EmulatedLauncher:
-    """Emulates a launch."""
+    """Emulates the launches of a kernel."""
 
+    driver: Any  # it has an `emulator`, and the memory that programs were `told` of
+    kernel: Callable[[], DecodedKernel]
+    kinds: Sequence[object]  # the types of the arguments
+    threads: int
+    shared_bytes: int
+    element_bytes: int
     sides: tuple[int, int] | None = None
     """A block's threads along x and y, if it has several dimensions."""
-    _file = ""
-    limit = INSTRUCTION_LIMIT  # the most wave instructions of a launch
-
-    _variables: PlacedVariables | None = None
-    """Those of the kernel's code, where a driver does not hold them."""
-    _driver: Any
-    _kernel: Callable[[], DecodedKernel]
-    _kinds: list[object]
-    _threads: int
-    _shared: int
-    _element_bytes: int
-
-    def __call__(self, *given: Any) -> None:
-        """Take grid (x, y, z), stream, function, two metadata, two hooks, arguments."""
-        self.run(*given)
+    file: str = ""
+    limit: int = INSTRUCTION_LIMIT
+    variables: PlacedVariables | None = None  # of the kernel's code, if no driver has them
 
     def run(self, *given: Any) -> EmulatedLaunch:
-        """Execute the launch. A census replaces this method while it counts."""
-        kernel: DecodedKernel = self._kernel()
-        values, memories = [], self._driver.told.memories()
-        if self._variables is not None:
-            memories += self._variables.memories
-        for place, (kind, value) in enumerate(launch_values(self._kinds, given[9:])):
+        """Execute a launch; a census replaces this method while it counts.
+
+        Takes the grid (x, y, z), stream, function, two metadata, two hooks, and the arguments.
+        """
+        kernel = self.kernel()
+        values, memories = [], self.driver.told.memories()
+        if self.variables is not None:
+            memories += self.variables.memories
+        for place, (kind, value) in enumerate(launch_values(self.kinds, given[9:])):
             base = getattr(value, "base", value)  # of a tensor that claims another type
             if hasattr(base, "untyped_storage"):
                 storage = base.untyped_storage()
@@ -283,11 +281,11 @@ class EmulatedLauncher:
             else:
                 raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
         grid = [int(size) for size in given[:3]]
-        counts = self._driver.emulator.run(
+        counts = self.driver.emulator.run(
             kernel,
             grid=grid,
-            threads=self._threads,
-            shared_bytes=self._shared,
+            threads=self.threads,
+            shared_bytes=self.shared_bytes,
             sides=self.sides,
             values=values,
             memories=memories,
@@ -296,13 +294,13 @@ class EmulatedLauncher:
         return EmulatedLaunch(
             name=kernel.name,
             programs=math.prod(grid),
-            waves=math.prod(grid) * -(-self._threads // kernel.lanes),
-            stored_elements=counts.stored_bytes // self._element_bytes,
+            waves=math.prod(grid) * -(-self.threads // kernel.lanes),
+            stored_elements=counts.stored_bytes // self.element_bytes,
             counts=counts,
             kernel=kernel,
-            workgroup_waves=-(-self._threads // kernel.lanes),
-            lds_bytes=max(kernel.lds_bytes, self._shared),
-            file=self._file,
+            workgroup_waves=-(-self.threads // kernel.lanes),
+            lds_bytes=max(kernel.lds_bytes, self.shared_bytes),
+            file=self.file,
         )
 
 
@@ -310,27 +308,30 @@ class TritonLauncher(EmulatedLauncher):
     """Emulates the launches of a kernel that Triton compiled."""
 
     def __init__(self, driver: EmulatorDriver, source: Any, metadata: Any) -> None:
-        self._driver = driver
-        self.limit = driver.limit
         self._name = str(metadata.name)
         function = getattr(getattr(source, "fn", None), "fn", None)
-        self._file = str(getattr(getattr(function, "__code__", None), "co_filename", ""))
-        self._kinds = list(source.signature.values())
-        self._threads = int(metadata.num_warps) * driver.architecture.wavefront_size
-        self._shared = int(metadata.shared)
+        kinds = list(source.signature.values())
         sizes = [
             ELEMENT_BYTES.get("".join(re.findall(r"\d+$", str(kind))), 1)
-            for kind in self._kinds
+            for kind in kinds
             if str(kind).startswith("*")
         ]
-        self._element_bytes = min(sizes, default=1)
         text = driver.compiled.of(metadata.hash).get("amdgcn", "")
-        self._kernel = functools.cache(lambda: self._linked(text))
+        super().__init__(
+            driver=driver,
+            kernel=functools.cache(lambda: self._linked(text)),
+            kinds=kinds,
+            threads=int(metadata.num_warps) * driver.architecture.wavefront_size,
+            shared_bytes=int(metadata.shared),
+            element_bytes=min(sizes, default=1),
+            file=str(getattr(getattr(function, "__code__", None), "co_filename", "")),
+            limit=driver.limit,
+        )
         self._has_scratch = bool(int(getattr(metadata, "global_scratch_size", 0) or 0))
         driver.utils.registers = assembly_number(text, "vgpr_count")  # programs ask for `n_regs`
 
     def _linked(self, text: str) -> DecodedKernel:
-        kernel, self._variables = linked_kernel(text, self._name)
+        kernel, self.variables = linked_kernel(text, self._name)
         return kernel
 
     def __call__(self, *given: Any) -> None:
@@ -341,23 +342,21 @@ class TritonLauncher(EmulatedLauncher):
         try:
             if self._has_scratch:
                 raise KernelError("a kernel with scratch memory of Triton's own is not emulated")
-            self._kernel()
+            self.kernel()
             is_known = True
-            if len(given[9:]) != len(self._kinds):
+            if len(given[9:]) != len(self.kinds):
                 raise KernelError(
                     f"the launch of {self._name} has {len(given[9:])} arguments and not "
-                    f"{len(self._kinds)}: Triton passes the constexpr ones too"
+                    f"{len(self.kinds)}: Triton passes the constexpr ones too"
                 )
-            if not self._driver.tuning:
-                self._driver.has_working = self._driver.has_working and self._driver.is_trying
-                self._driver.add(self.run(*given))
+            if not self.driver.tuning:
+                self.driver.has_working = self.driver.has_working and self.driver.is_trying
+                self.driver.add(self.run(*given))
         except (KernelError, ValueError) as error:
-            told = with_source_line(str(error), self._file)
-            if not self._driver.is_trying:
+            told = with_source_line(str(error), self.file)
+            if not self.driver.is_trying:
                 refused = not is_known or any(words in told for words in NOT_EMULATED)
-                self._driver.failed(
-                    FailedLaunch(kernel=self._name, reason=told, is_refused=refused)
-                )
+                self.driver.failed(FailedLaunch(kernel=self._name, reason=told, is_refused=refused))
             raise type(error)(told) from error
 
 

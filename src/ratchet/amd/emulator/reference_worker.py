@@ -100,10 +100,8 @@ def written(
 ) -> str:
     """Return the Python program whose Triton kernels compute the reference on such inputs.
 
-    It only holds for these shapes, strides, dtypes and scalars, and has no gradients.
-
-    Raises:
-        KernelError: a library or the host would run a part of it.
+    It only holds for these shapes, strides, dtypes and scalars, and has no gradients. Raises
+    KernelError if a library or the host would run a part of it.
     """
     from torch._inductor.compile_fx import _recursive_post_grad_passes, fake_tensor_prop
     from torch._inductor.debug import DebugContext

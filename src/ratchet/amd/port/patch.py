@@ -152,10 +152,8 @@ _HIP: Final = re.compile(
 def ported(kernel: Kernel) -> Kernel:
     """Return a kernel with the patch that `ratchet port` makes of its file, or as it is.
 
-    torch renames CUDA's functions itself when it builds an extension.
-
-    Raises:
-        PortError: tree-sitter is missing.
+    torch renames CUDA's functions itself when it builds an extension. Raises PortError without
+    tree-sitter.
     """
     if not any(sign in kernel.source for sign in SIGNS):
         return kernel

@@ -202,11 +202,7 @@ def _write(result: PortResult, scanned: Sequence[ScannedFile]) -> None:
 
 
 def write_outputs(result: PortResult, out: Path, page: str) -> PortResult:
-    """Write the patch, the document, the page and the HIP texts into a folder.
-
-    Raises:
-        FileError: the folder cannot be written.
-    """
+    """Write the patch, the document, the page and the HIP texts into a folder. Raises FileError."""
     make_folder(out)
     contents = {out / PATCH: result.patch, out / PAGE: page.encode()}
     for name, text in hip_texts(one for one in result.scanned if one.has_kernels):

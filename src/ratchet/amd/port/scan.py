@@ -53,8 +53,7 @@ class FoundFile:
 def find_files(path: Path) -> Iterator[FoundFile]:
     """Yield the files of a tree, or the one file, in the order of their names.
 
-    Raises:
-        PortError: there is nothing of that name, or it cannot be read.
+    Raises PortError if there is nothing of that name, or it cannot be read.
     """
     if path.is_file():
         if why := why_not_file(path):
@@ -180,8 +179,7 @@ class ScannedFile:
 def scan(path: Path) -> list[ScannedFile]:
     """Return every file of a tree with its findings, in the order of their names.
 
-    Raises:
-        PortError: the tree cannot be read, or tree-sitter is missing.
+    Raises PortError if the tree cannot be read, or without tree-sitter.
     """
     files = list(find_files(path))
     known = _known(files)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 from urllib.parse import quote
 
@@ -152,12 +153,12 @@ def _reasons(result: PortResult) -> m.ReportSection | None:
 def _changes(result: PortResult) -> list[m.ReportSection]:
     """Return the changed files, before and after side by side, for the page."""
     files = {one.found.name: one for one in result.scanned}
-    columns = (m.Column("before"), m.Column("after"))
+    columns = (m.Column("before", itemgetter(0)), m.Column("after", itemgetter(1)))
     return [
         m.section(
             name,
             m.ResultTable(
-                columns, list(sides(files[name], text)), look="diff", marked=lambda one: one.tone
+                columns, list(sides(files[name], text)), look="diff", marked=itemgetter(2)
             ),
             on="page",
         )
@@ -198,30 +199,18 @@ def compile_rows(compiled: Sequence[Compilation]) -> list[tuple[str, str, str, s
     return rows
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DiffLine:
-    """One line of the diff side by side."""
-
-    tone: str
-    before: str
-    after: str
-
-
-def sides(scanned: ScannedFile, new: bytes) -> Iterator[DiffLine]:
-    """Yield the changed lines of a file with a few around them."""
+def sides(scanned: ScannedFile, new: bytes) -> Iterator[tuple[str, str, str]]:
+    """Yield the changed lines of a file with a few around them: before, after, and their look."""
     old = scanned.found.text.decode(errors="replace").splitlines()
     lines = new.decode(errors="replace").splitlines()
     matcher = difflib.SequenceMatcher(None, old, lines, autojunk=False)
     for index, group in enumerate(matcher.get_grouped_opcodes(CONTEXT)):
         if index:
-            yield DiffLine(tone="gap", before="...", after="...")
+            yield "...", "...", "gap"
         for tag, a, b, c, d in group:
-            for step in range(max(b - a, d - c)):
-                before = old[a + step] if a + step < b else ""
-                after = lines[c + step] if c + step < d else ""
-                yield DiffLine(
-                    tone="same" if tag == "equal" else "changed", before=before, after=after
-                )
+            look = "same" if tag == "equal" else "changed"
+            for before, after in itertools.zip_longest(old[a:b], lines[c:d], fillvalue=""):
+                yield before, after, look
 
 
 def effort(result: PortResult) -> list[tuple[str, str, str]]:

@@ -63,7 +63,7 @@ class Compiler:
 
 
 def test_the_ratio_is_that_of_the_two_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler([ReferenceWork(told=TOLD)])
+    compiler = Compiler([TOLD])
     monkeypatch.setattr(targets, "_works", compiler)
     kept = CompiledReferences()
     cases = emulated(NAMES[0])
@@ -80,7 +80,7 @@ def test_the_ratio_is_that_of_the_two_bounds(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_reference_that_cannot_be_compiled_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     why = "Inductor leaves aten.mm.default to a library, whose code is not here"
-    monkeypatch.setattr(targets, "_works", Compiler([ReferenceWork(missing=why)] * 2))
+    monkeypatch.setattr(targets, "_works", Compiler([why] * 2))
     cases = CompiledReferences().compared(emulated(*NAMES[:2]), PROBLEM, Clock.of(60.0))
     assert [one.estimated_speedup for one in cases] == [None, None]
     (line,) = said(cases)
@@ -88,7 +88,7 @@ def test_a_reference_that_cannot_be_compiled_has_one_line(monkeypatch: pytest.Mo
 
 
 def test_a_compiler_that_dies_leaves_what_was_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler([ReferenceWork(told=TOLD)], fails=True)
+    compiler = Compiler([TOLD], fails=True)
     monkeypatch.setattr(targets, "_works", compiler)
     kept = CompiledReferences()
     first, second = kept.compared(emulated(*NAMES[:2]), PROBLEM, Clock.of(60.0))

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def hip_names() -> Mapping[str, str]:
     """Return torch's map of names, read from its files: importing torch takes seconds.
 
-    Raises:
-        PortError: torch has no such files.
+    Raises PortError if torch has no such files.
     """
     try:
         made = extension_build.hipify_module()
@@ -34,8 +33,7 @@ def hip_names() -> Mapping[str, str]:
 def hipified(text: bytes, name: str) -> bytes:
     """Return a text as torch.utils.hipify rewrites it; `name` decides by its suffix.
 
-    Raises:
-        PortError: the text is not UTF-8.
+    Raises PortError for a text that is not UTF-8.
     """
     try:
         words = text.decode()
