@@ -212,19 +212,16 @@ def _function(
         elif line.lstrip().startswith(".section"):
             inside = False
         elif instruction := LINE.match(line):
-            for whole in _instructions(f"{instruction[1]} {instruction[2] or ''}"):
+            text = f"{instruction[1]} {instruction[2] or ''}"
+            both = DUAL.search(text)
+            parts: tuple[str, ...] = (text,)
+            if both is not None:
+                parts = in_order(text[: both.start()], f"{both[1]} {text[both.end() :]}")
+            for whole in parts:
                 mnemonic, _, rest = whole.partition(" ")
                 known = SUFFIX.sub("", mnemonic)
                 known = cdna_name(known) if lanes == 32 else known
                 found.append(_AssemblyLine(mnemonic, known, rest, place))
-
-
-def _instructions(line: str) -> tuple[str, ...]:
-    """Return the line, or both operations of a dual one."""
-    found = DUAL.search(line)
-    if found is None:
-        return (line,)
-    return in_order(line[: found.start()], f"{found[1]} {line[found.end() :]}")
 
 
 def _record(

@@ -16,13 +16,7 @@ from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.decode import DecodedKernel, called_functions, decode
 from ratchet.amd.emulator.gpu_memory import GpuMemory
 from ratchet.amd.emulator.launch import Emulator, LaunchMemory
-from ratchet.amd.emulator.linking import (
-    DeviceVariable,
-    KernelTexts,
-    device_variables,
-    linked,
-    plain_name,
-)
+from ratchet.amd.emulator.linking import KernelTexts, device_variables, linked, plain_name
 from ratchet.amd.emulator.loading import EmulatedLauncher
 from ratchet.base.errors import KernelError
 
@@ -155,7 +149,7 @@ class HipRuntime:
         self._library: Any = None
         self._assemblies = assemblies
         self._texts = [KernelTexts(one) for one in assemblies]
-        self._variables: list[dict[str, DeviceVariable]] | None = None
+        self._variables: list[dict[str, bytes]] | None = None
         self._addresses: dict[tuple[int, str], int] = {}
         self._pointers: dict[int, int] = {}
         self._kernel = functools.cache(self._decoded)
@@ -213,9 +207,9 @@ class HipRuntime:
         """Return the addresses of one text's variables, and write what they begin with."""
         if self._variables is None:
             self._variables = [device_variables(text) for text in self._assemblies]
-        for name, variable in self._variables[part].items():
+        for name, begins in self._variables[part].items():
             if (part, name) not in self._addresses:
-                self._addresses[part, name] = self._written(variable.begins)
+                self._addresses[part, name] = self._written(begins)
         return {name: at for (own, name), at in self._addresses.items() if own == part}
 
     def _pointer_to(self, address: int) -> int:
@@ -273,7 +267,7 @@ class HipRuntime:
             if at is None or not (count := int.from_bytes(_bytes_at(at, 4), "little")):
                 continue
             assert self._variables is not None
-            size = min(4 * (count + 1), len(self._variables[part][VARIABLE].begins))
+            size = min(4 * (count + 1), len(self._variables[part][VARIABLE]))
             words = struct.unpack(f"<{size // 4}I", _bytes_at(at, size))
             ctypes.memset(at, 0, 4)
             for format_at, given in notes(words):
@@ -315,7 +309,7 @@ class HipRuntime:
         for part in range(len(self._assemblies)):
             if word in (placed := self._placed(part)):
                 assert self._variables is not None
-                size.contents.value = len(self._variables[part][word].begins)
+                size.contents.value = len(self._variables[part][word])
                 return placed[word]
         raise KernelError(f"the GPU's code has no variable {word:.80}")
 

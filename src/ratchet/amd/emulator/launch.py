@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.emulator.decode import DecodedKernel, KernelArgument
@@ -410,7 +410,8 @@ class FailedLaunch:
 
     kernel: str
     reason: str
-    is_refused: bool  # the emulator cannot run it; else the kernel did what a GPU forbids
+    kind: Literal["refused", "fault"]
+    """`refused`: the emulator cannot run it. `fault`: the kernel did what a GPU forbids."""
 
 
 # The executed instructions of a launch by source line, and the order of the waves' lines.

@@ -10,7 +10,6 @@ import ast
 import ctypes
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from ratchet.amd.emulator.decode import FUNCTION, LABEL, DecodedKernel, called_functions, decode
@@ -122,16 +121,11 @@ WIDTHS: Final = {"byte": 1, "short": 2, "long": 4, "quad": 8}
 MOST_BYTES: Final = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceVariable:
-    """A variable of the device's code and the bytes that it begins with."""
+def device_variables(text: str) -> dict[str, bytes]:
+    """Return what the variables of an assembly text begin with, by name.
 
-    name: str
-    begins: bytes
-
-
-def device_variables(text: str) -> dict[str, DeviceVariable]:
-    """Return the variables of an assembly text; raises KernelError for data that is not known."""
+    Raises KernelError for data that is not known.
+    """
     wanted = set(OBJECT.findall(text))
     common = {name: min(int(size), MOST_BYTES + 1) for name, size in COMMON.findall(text)}
     found = {name: bytearray(size) for name, size in common.items() if name in wanted}
@@ -152,7 +146,7 @@ def device_variables(text: str) -> dict[str, DeviceVariable]:
             current += _data(line, current)
     if any(len(data) > MOST_BYTES for data in found.values()):
         raise KernelError("a variable of more than 64 MiB is not emulated")
-    return {name: DeviceVariable(name, bytes(data)) for name, data in found.items()}
+    return {name: bytes(data) for name, data in found.items()}
 
 
 def _data(line: str, before: bytearray) -> bytes:
@@ -187,9 +181,7 @@ class PlacedVariables:
     def __init__(self, text: str) -> None:
         self._held: list[ctypes.Array[ctypes.c_char]] = []
         self.memories: list[LaunchMemory] = []
-        self.addresses = {
-            name: self._place(one.begins) for name, one in device_variables(text).items()
-        }
+        self.addresses = {name: self._place(one) for name, one in device_variables(text).items()}
 
     def pointer_to(self, address: int) -> int:
         """Return the address of a new pointer."""

@@ -356,7 +356,8 @@ class TritonLauncher(EmulatedLauncher):
             told = with_source_line(str(error), self.file)
             if not self.driver.is_trying:
                 refused = not is_known or any(words in told for words in NOT_EMULATED)
-                self.driver.failed(FailedLaunch(kernel=self._name, reason=told, is_refused=refused))
+                kind = "refused" if refused else "fault"
+                self.driver.failed(FailedLaunch(kernel=self._name, reason=told, kind=kind))
             raise type(error)(told) from error
 
 
@@ -455,7 +456,7 @@ def _checked(driver: EmulatorDriver, step: Callable[..., Any]) -> Callable[..., 
         told = f"the inline assembly `{first}` is not that of {options.arch}"
         defined = KERNEL.search(str(text))
         name = metadata.get("name") or (defined[1] if defined else "")
-        driver.failed(FailedLaunch(kernel=name, reason=told, is_refused=False))
+        driver.failed(FailedLaunch(kernel=name, reason=told, kind="fault"))
         raise KernelError(f"{told}: PTX does not compile for AMD GPUs") from reason
 
     return checked

@@ -117,12 +117,9 @@ class ProgramKernel:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramFault:
+class ProgramFault(FailedLaunch):
     """A launch that failed, with how often it did."""
 
-    kernel: str
-    kind: str  # `refused`: the emulator cannot run it. `fault`: the kernel did what a GPU forbids.
-    reason: str
     count: int
 
 
@@ -205,13 +202,7 @@ def read_result(
         exit_code=exit_code,
         kernels=tuple(sorted(kernels, key=lambda one: -(one.bound_s or 0))),
         faults=tuple(
-            ProgramFault(
-                kernel=one.kernel,
-                kind="refused" if one.is_refused else "fault",
-                reason=one.reason,
-                count=count,
-            )
-            for one, count in failed.most_common()
+            ProgramFault(**asdict(one), count=count) for one, count in failed.most_common()
         ),
         asked=dict(asked),
     )

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from ratchet.amd.port.rule import CodeText, Edit
+from ratchet.amd.port.rule import CodeText, Edit, Match
 
 Kind = TypeVar("Kind", bound=ast.AST)
 CUDA_ARGUMENTS: Final = frozenset(("cuda_sources", "cuda_source", "cuda_src"))
@@ -108,6 +108,11 @@ class PythonTree:
         for inner in self.of(ast.ImportFrom):
             if not inner.level:
                 yield from ((f"{inner.module}.{one.name}", inner) for one in inner.names)
+
+    def match(self, node: ast.AST, detail: str, **given: Any) -> Iterator[Match]:
+        """Yield a match of a node, unless a condition around it asks for ROCm."""
+        if not self.is_guarded(node):
+            yield Match(at=self.at(node), detail=detail, **given)
 
     def strings(self) -> Iterator[tuple[ast.Constant, str]]:
         """Yield the strings that are no docstrings, with their values."""

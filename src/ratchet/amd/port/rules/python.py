@@ -29,9 +29,8 @@ FP8: Final = ("torch.float8_e4m3fn", "torch.float8_e5m2")
 def switches(tree: PythonTree) -> Iterator[Match]:
     """The switch means something else on ROCm, or nothing."""
     for name, node in tree.attributes:
-        said = SWITCHES.get(name)
-        if said and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail=name, fix=f"on ROCm {said}")
+        if name in SWITCHES:
+            yield from tree.match(node, name, fix=f"on ROCm {SWITCHES[name]}")
 
 
 @RULES.add("cuda-package", "error", fix="use its counterpart")
@@ -45,8 +44,7 @@ def libraries(tree: PythonTree) -> Iterator[Match]:
                 continue
             if module == name or module.startswith(f"{name}."):
                 seen.add((name, at))
-                if not tree.is_guarded(node):
-                    yield Match(at=at, detail=name, fix=f"use {instead}")
+                yield from tree.match(node, name, fix=f"use {instead}")
 
 
 @RULES.add(
@@ -61,8 +59,8 @@ def fp8_types(tree: PythonTree) -> Iterator[Match]:
     """Gfx942's fp8 is FNUZ: the same bits are half the value, and the largest e4m3 is 240 rather
     than 448. gfx950 and gfx1201 have OCP's formats."""
     for name, node in tree.attributes:
-        if name in FP8 and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail=name)
+        if name in FP8:
+            yield from tree.match(node, name)
 
 
 CAPABILITY: Final = re.compile(
@@ -82,8 +80,8 @@ def capabilities(tree: PythonTree) -> Iterator[Match]:
     for node in tree.nodes[ast.Compare]:
         numbers = [one for one in ast.walk(node) if isinstance(getattr(one, "value", ""), int)]
         said = tree.said(node)
-        if numbers and CAPABILITY.search(said) and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail=" ".join(said.split())[:60])
+        if numbers and CAPABILITY.search(said):
+            yield from tree.match(node, " ".join(said.split())[:60])
 
 
 @RULES.add("cuda-version", "warning", fix="ask torch.version.hip too")
@@ -111,16 +109,16 @@ def programs(tree: PythonTree) -> Iterator[Match]:
     for name, call in tree.calls:
         for node, text in strings(ast.walk(call)) if STARTS.search(name) else ():
             word = re.split(r"[\s|;]", text.strip())[0].rpartition("/")[2]
-            if word in PROGRAMS and not tree.is_guarded(node):
-                yield Match(at=tree.at(node), detail=word, fix=f"call {PROGRAMS[word]}")
+            if word in PROGRAMS:
+                yield from tree.match(node, word, fix=f"call {PROGRAMS[word]}")
 
 
 @RULES.add("cuda-variable", "warning", fix="set its counterpart")
 def variables(tree: PythonTree) -> Iterator[Match]:
     """The environment variable is CUDA's or NVIDIA's."""
     for node, name in tree.strings():
-        if name in VARIABLES and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail=name, fix=VARIABLES[name])
+        if name in VARIABLES:
+            yield from tree.match(node, name, fix=VARIABLES[name])
 
 
 @RULES.add(
@@ -179,8 +177,8 @@ def _by_backend(tree: PythonTree, node: ast.AST, bad: Mapping[int, str]) -> tupl
 def cuda_only_builds(tree: PythonTree) -> Iterator[Match]:
     """The build asks for CUDA's own toolkit."""
     for node in (*tree.nodes[ast.Name], *tree.nodes[ast.Attribute]):
-        if tree.name(node).endswith("cpp_extension.CUDA_HOME") and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail="CUDA_HOME", fix="ask for ROCM_HOME too")
+        if tree.name(node).endswith("cpp_extension.CUDA_HOME"):
+            yield from tree.match(node, "CUDA_HOME", fix="ask for ROCM_HOME too")
     for _, call in tree.calls:
         for word in call.keywords:
             if word.arg in ("libraries", "extra_ldflags", "extra_link_args"):

@@ -138,8 +138,8 @@ def blocks_over_lds(tree: PythonTree) -> Iterator[Match]:
             continue
         stages = number(keyword(call, "num_stages")) or 2
         needed = (m * k + k * n) * 2 * max(1, stages - 1)
-        if needed > LDS_BYTES and not tree.is_guarded(call):
-            yield Match(at=tree.at(call), detail=f"{needed} bytes of LDS in {stages} stages")
+        if needed > LDS_BYTES:
+            yield from tree.match(call, f"{needed} bytes of LDS in {stages} stages")
 
 
 def _sizes(call: ast.Call) -> dict[str, int]:
@@ -198,12 +198,9 @@ GLUON: Final = "triton.experimental.gluon.language.nvidia"
 def cuda_extra(tree: PythonTree) -> Iterator[Match]:
     """The function is of Triton's CUDA backend."""
     for name, node in tree.modules():
-        if name.startswith(GLUON) and not tree.is_guarded(node):
-            yield Match(
-                at=tree.at(node),
-                detail=name.removeprefix("triton.experimental."),
-                fix="write it with triton.experimental.gluon.language.amd",
-            )
+        if name.startswith(GLUON):
+            instead = "write it with triton.experimental.gluon.language.amd"
+            yield from tree.match(node, name.removeprefix("triton.experimental."), fix=instead)
     for name, call in tree.calls:
         if CUDA_EXTRA.fullmatch(name):
             yield Match(at=tree.at(call), detail=name.rpartition(".")[2])
@@ -232,8 +229,8 @@ FP8: Final = ("triton.language.float8e4nv", "triton.language.float8e5")
 def fp8(tree: PythonTree) -> Iterator[Match]:
     """Gfx942's fp8 is FNUZ: half the value for the same bits, and 240 as the largest e4m3."""
     for name, node in tree.attributes:
-        if name in FP8 and not tree.is_guarded(node):
-            yield Match(at=tree.at(node), detail=tree.said(node))
+        if name in FP8:
+            yield from tree.match(node, tree.said(node))
 
 
 @RULES.add("triton-backend", "warning", fix='ask for "hip" too')
