@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.amd.emulator.gpu_memory import CLOSED, GpuBlock
+from ratchet.amd.emulator.hip_runtime import CLOSED, GpuBlock
 from ratchet.amd.emulator.linking import KernelTexts, one_kernel
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import TARGETS, Kernel

@@ -323,14 +323,6 @@ def _lds(
     operands = [parse_operand(text, "u") for text in texts]
     if any(one.kind != "vector" or one.modifiers for one in operands):
         raise KernelError("the operands of an LDS instruction are vector registers")
-    if name in ACROSS_LANES:
-        check_only(modifiers, ("offset",))
-        given = modifiers.get("offset", "0")
-        offset = swizzle_pattern(given) if name == "ds_swizzle_b32" else int(given, 0)
-        return MachineRecord(name, operands, [offset])
-    if name in TRANSPOSED and target == "gfx950":
-        check_only(modifiers, ("offset",))
-        return MachineRecord(name, operands, [number_of(modifiers, "offset"), 0, 8])
     if found := re.match(r"^ds_(read|write)2(st64)?_b(32|64)$", name):
         check_only(modifiers, ("offset0", "offset1"))
         size = int(found[3]) // 8
@@ -338,7 +330,13 @@ def _lds(
         offsets = [unit * number_of(modifiers, key) for key in ("offset0", "offset1")]
         return MachineRecord(f"ds_{found[1]}2", operands, [*offsets, size])
     check_only(modifiers, ("offset",))
+    if name == "ds_swizzle_b32":
+        return MachineRecord(name, operands, [swizzle_pattern(modifiers.get("offset", "0"))])
     offset = number_of(modifiers, "offset")
+    if name in ACROSS_LANES:
+        return MachineRecord(name, operands, [offset])
+    if name in TRANSPOSED and target == "gfx950":
+        return MachineRecord(name, operands, [offset, 0, 8])
     if name.startswith("ds_read_") and name[8:] in LOADS:
         size, form = LOADS[name[8:]]
         return MachineRecord("ds_load", _sized(operands, 2, size), [offset, 0, size, form])

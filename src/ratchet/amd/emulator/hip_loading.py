@@ -14,8 +14,7 @@ from torch import Tensor
 
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.decode import target_of
-from ratchet.amd.emulator.gpu_memory import GpuMemory
-from ratchet.amd.emulator.hip_runtime import HipRuntime
+from ratchet.amd.emulator.hip_runtime import GpuMemory, HipRuntime
 from ratchet.amd.emulator.launch import Emulator
 from ratchet.amd.emulator.loading import EMULATOR
 from ratchet.base.errors import KernelError

@@ -356,8 +356,11 @@ class TritonLauncher(EmulatedLauncher):
             told = with_source_line(str(error), self.file)
             if not self.driver.is_trying:
                 refused = not is_known or any(words in told for words in NOT_EMULATED)
-                kind = "refused" if refused else "fault"
-                self.driver.failed(FailedLaunch(kernel=self._name, reason=told, kind=kind))
+                self.driver.failed(
+                    FailedLaunch(
+                        kernel=self._name, reason=told, kind="refused" if refused else "fault"
+                    )
+                )
             raise type(error)(told) from error
 
 
