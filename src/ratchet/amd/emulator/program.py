@@ -31,9 +31,7 @@ from ratchet.base.show.words import counted, show_bytes, show_time
 from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
 
-# Settings of an emulated program, and the variable that hands them to its processes.
-
-VARIABLE: Final = "RATCHET_EMULATE"
+VARIABLE: Final = "RATCHET_EMULATE"  # it hands the settings to the program's processes
 Autotune = Literal["first", "bound"]
 LARGEST: Final = {"gfx90a": "MI250X", "gfx942": "MI300X", "gfx950": "MI355X"}
 """The device that a program is told about, of those that run a target's code."""
@@ -77,8 +75,6 @@ def pretended_device(target: str) -> PretendedDevice:
     }
     return PretendedDevice.of(target, told)
 
-
-# The result of an emulated program: launches, faults, hot lines and bounds.
 
 HOTTEST: Final = 3
 UNITS: Final = ("memory", "matrix", "vector", "lds")
@@ -305,8 +301,6 @@ def emulate(
             exit_code=code if code >= 0 else 128 - code,
         )
 
-
-# The report of `ratchet emulate`: launches, faults, hot lines and bounds of a program.
 
 MOST_KERNELS: Final = 20
 MOST_FAULTS: Final = 30

@@ -34,14 +34,6 @@ from ratchet.judge.sandbox.serving import Reply, serve
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.candidate.census import add_launch
 
-# Let a torch that was built for CPUs enter a GPU that is not here.
-#
-# `x[i]` and `~x` in Python enter the device of `x` before they call an operator. What entering
-# means stands in c10's registry of device guards. For fake tensors a torch for GPUs without a GPU
-# gets a guard that does nothing (`ensureCUDADeviceGuardSet` in
-# `c10/core/impl/DeviceGuardImplInterface.h`). A torch for CPUs does not, because its registry has
-# no entry to replace.
-
 REGISTRY: Final = "_ZN3c104impl26device_guard_impl_registryE"
 """c10::impl::device_guard_impl_registry: one pointer for each of c10's device types."""
 CUDA: Final = 1
@@ -49,7 +41,13 @@ META: Final = 14  # places of `c10::DeviceType` in it. The meta device's guard d
 
 
 def allow_entering_gpu() -> None:
-    """Give GPUs the guard that does nothing, in this process, if torch has none for them."""
+    """Give GPUs the guard that does nothing, in this process, if torch has none for them.
+
+    `x[i]` and `~x` in Python enter the device of `x` before they call an operator, as c10's
+    registry of device guards says. For fake tensors a torch for GPUs without a GPU gets a guard
+    that does nothing (`ensureCUDADeviceGuardSet` in `c10/core/impl/DeviceGuardImplInterface.h`). A
+    torch for CPUs does not, because its registry has no entry to replace.
+    """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     try:
         guards = (ctypes.c_void_p * (META + 1)).in_dll(library, REGISTRY)
@@ -59,11 +57,6 @@ def allow_entering_gpu() -> None:
         guards[CUDA] = guards[META]
         torch._C._ensureCUDADeviceGuardSet()
 
-
-# Write the program that Inductor makes of a reference for an AMD GPU that is not here.
-#
-# Inductor runs no kernel to write one. It asks torch about the device, and gets the architecture's
-# answers. `pretend` changes torch for the whole process: call it in a process of its own.
 
 KNOWN: Final = ((2, 11), (2, 13))  # the oldest and the newest supported torch; 2.13 was tried
 GPU: Final = "cuda:0"
@@ -100,6 +93,7 @@ def written(
 ) -> str:
     """Return the Python program whose Triton kernels compute the reference on such inputs.
 
+    Inductor runs no kernel to write one: it asks torch about the device, which `pretend` answers.
     It only holds for these shapes, strides, dtypes and scalars, and has no gradients. Raises
     KernelError if a library or the host would run a part of it.
     """

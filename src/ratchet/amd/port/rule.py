@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import bisect
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib import resources
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Final, Generic, Literal, TypeVar
 
 Severity = Literal["error", "warning", "note"]
 """error: does not build on ROCm, or gives wrong results; warning: runs otherwise or slower, look at
@@ -103,25 +103,13 @@ class CodeText:
         """Return the byte at which a line begins, counted from 1 within the text."""
         return self._starts[min(line, len(self._starts)) - 1]
 
-    def finding(self, match: Match, rule: Rule[Any]) -> PortFinding:
-        """Return the match as a finding in the file, with its edits moved to the file's bytes."""
+    def in_file(self, edits: Iterable[Edit]) -> tuple[Edit, ...]:
+        """Return edits of the text as those of its file; none if its bytes are not the file's."""
+        if self.shift is None:
+            return ()
         shift = self.shift
-        moved: tuple[Edit, ...] = ()
-        if shift is not None:
-            moved = tuple(
-                Edit(start=one.start + shift, end=one.end + shift, text=one.text)
-                for one in match.edits
-            )
-        return PortFinding(
-            file=self.file,
-            line=self.line_of(match.at),
-            rule=rule.name,
-            severity=rule.severity,
-            detail=match.detail,
-            why=rule.why,
-            fix=match.fix or rule.fix,
-            edits=moved,
-            needs=match.needs if moved else (),
+        return tuple(
+            Edit(start=one.start + shift, end=one.end + shift, text=one.text) for one in edits
         )
 
 
@@ -144,8 +132,20 @@ class Rule(Generic[Tree]):
     ) -> Iterator[PortFinding]:
         """Yield what the rule finds in a text; `leave` says which bytes are not looked at."""
         for match in self.matches(tree):
-            if not leave(match.at):
-                yield source.finding(match, self)
+            if leave(match.at):
+                continue
+            edits = source.in_file(match.edits)
+            yield PortFinding(
+                file=source.file,
+                line=source.line_of(match.at),
+                rule=self.name,
+                severity=self.severity,
+                detail=match.detail,
+                why=self.why,
+                fix=match.fix or self.fix,
+                edits=edits,
+                needs=match.needs if edits else (),
+            )
 
 
 class Rules(Generic[Tree]):

@@ -147,7 +147,7 @@ def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
     """Count the instructions by the bits that each lane moves."""
     moved = [access_bits(one.name) for one in body if class_of(one.name) == kind]
     counts = Counter(bits for bits in moved if bits is not None)
-    return {str(bits): counts[bits] for bits in sorted(counts)}
+    return {str(width): count for width, count in sorted(counts.items())}
 
 
 def _waits(body: Sequence[Instruction]) -> dict[str, int]:
@@ -306,8 +306,7 @@ def _ptx_widths(names: list[str], kind: str) -> dict[str, int]:
     """Count the instructions by the bits that each thread moves."""
     counts: Counter[int] = Counter()
     for name in names:
-        bits = PTX_BITS.search(name)
-        if name.startswith(kind) and bits:
+        if name.startswith(kind) and (bits := PTX_BITS.search(name)):
             vector = re.search(r"\.v(\d)", name)
-            counts[int(bits.group(1)) * (int(vector.group(1)) if vector else 1)] += 1
-    return {str(bits): counts[bits] for bits in sorted(counts)}
+            counts[int(bits[1]) * (int(vector[1]) if vector else 1)] += 1
+    return {str(width): count for width, count in sorted(counts.items())}
