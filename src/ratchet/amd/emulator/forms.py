@@ -35,7 +35,7 @@ LOADS: Final = {
     "d16_hi_i8": (1, 5), "u16_d16": (2, 2), "u16_d16_hi": (2, 3), "u8_d16": (1, 2),
     "u8_d16_hi": (1, 3), "i8_d16": (1, 4), "i8_d16_hi": (1, 5),
 }  # fmt: skip
-"""What CDNA, RDNA and instructions of the LDS call a load: bytes, and how they fill the register:
+"""Loads as CDNA, RDNA and the LDS name them: bytes, and how they fill the register:
 unchanged, sign-extended, as its low or high half; 4 and 5 are the halves of a byte with a sign."""
 STORES: Final = {
     "byte": (1, 0), "short": (2, 0), "dword": (4, 0), "dwordx2": (8, 0), "dwordx3": (12, 0),
