@@ -11,7 +11,12 @@ from typing import Final
 
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library.sources import LibraryKernel, language_for
-from ratchet.judge.problems.suites.shipped import KERNELS
+
+ORDER: Final = (
+    *("attention", "linear_cross_entropy", "adamw", "gated_activation"),
+    *("rms_norm", "layer_norm", "rope", "linear"),
+)
+"""The kernels in the order in which to try them."""
 
 
 @functools.cache
@@ -47,10 +52,10 @@ class _LazyLibrary(Mapping[str, LibraryKernel]):
         return register_ops()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(KERNELS)
+        return iter(ORDER)
 
     def __len__(self) -> int:
-        return len(KERNELS)
+        return len(ORDER)
 
 
 LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()

@@ -13,9 +13,16 @@ from typing import Final
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
 from ratchet.judge.problems.problem import Case, Problem
-from ratchet.judge.problems.suites.shipped import KERNELS, SHAPES, Problems
+from ratchet.judge.problems.suites.shipped import SHAPES, Problems
 
 _TRAINING: Final = {
+    "shipped": """
+        attention_forward attention_backward linear_cross_entropy cross_entropy_rows
+        gradient_square_sum adamw_step gated_activation_forward gated_activation_backward
+        rms_norm_forward rms_norm_backward add_rms_norm_forward add_rms_norm_backward
+        layer_norm_forward layer_norm_backward add_layer_norm_forward add_layer_norm_backward
+        rope_forward rope_backward linear_forward linear_dgrad linear_wgrad
+    """,
     "normalisation": """
         l2_normalise+ weight_norm+ group_norm+ batch_norm+ instance_norm+ qk_norm+
     """,
@@ -68,14 +75,10 @@ _TRAINING: Final = {
 }
 """Names by family; `name+` stands for the problem and that of its gradient, `name_backward`."""
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "shipped": tuple(entry for entries in KERNELS.values() for entry in entries),
-    **{
-        family: tuple(re.sub(r"(\w+)\+", r"\1 \1_backward", text).split())
-        for family, text in _TRAINING.items()
-    },
+    family: tuple(re.sub(r"(\w+)\+", r"\1 \1_backward", text).split())
+    for family, text in _TRAINING.items()
 }
-"""Problems of the suite `training` by family. The library's own kernels answer `shipped`; every
-other family has a function in `_family`."""
+"""Problems of the suite `training` by family. The library's own kernels answer `shipped`."""
 
 
 @cache

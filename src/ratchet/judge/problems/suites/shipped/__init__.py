@@ -60,19 +60,6 @@ def problem_of(module: str, entry: str, cases: Sequence[Case]) -> Problem:
 
 Problems = Callable[[WorkloadShapes], tuple[Problem, ...]]
 """Returns the problems of one library kernel at a workload's sizes."""
-_NORM_FORMS: Final = ("{}_forward", "{}_backward", "add_{}_forward", "add_{}_backward")
-KERNELS: Final[dict[str, tuple[str, ...]]] = {
-    "attention": ("attention_forward", "attention_backward"),
-    "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy_rows"),
-    "adamw": ("gradient_square_sum", "adamw_step"),
-    "gated_activation": ("gated_activation_forward", "gated_activation_backward"),
-    "rms_norm": tuple(form.format("rms_norm") for form in _NORM_FORMS),
-    "layer_norm": tuple(form.format("layer_norm") for form in _NORM_FORMS),
-    "rope": ("rope_forward", "rope_backward"),
-    "linear": ("linear_forward", "linear_dgrad", "linear_wgrad"),
-}
-"""The library's kernels by name, in the order in which to try them, and the entries: the names
-of their problems, which their ops and their sources have too."""
 SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     "ci": WorkloadShapes(
         batch=1,

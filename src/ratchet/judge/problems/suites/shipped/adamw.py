@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import Scalars, wide
-from ratchet.judge.problems.suites.shipped import KERNELS, WorkloadShapes, problem_of
+from ratchet.judge.problems.suites.shipped import WorkloadShapes, problem_of
 
-ENTRIES: Final = KERNELS["adamw"]
+ENTRIES: Final = ("gradient_square_sum", "adamw_step")
 SCALARS: Final = (1e-3, 0.9, 0.95, 1e-8, 0.1, 3.0, 0.5, 1.0)
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
-from ratchet.judge.problems.suites.shipped import KERNELS, WorkloadShapes
+from ratchet.judge.problems.suites.shipped import WorkloadShapes
 from ratchet.judge.problems.tolerance import Tolerance
 
-ENTRIES: Final = KERNELS["attention"]
+ENTRIES: Final = ("attention_forward", "attention_backward")
 
 
 def attention_forward(

@@ -16,13 +16,14 @@ from torch import Tensor
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import Scalars, wide
 from ratchet.judge.problems.suites.shipped import (
-    KERNELS,
     WorkloadShapes,
     problem_of,
     standard_cases,
 )
 
-RMS_NORM, LAYER_NORM = KERNELS["rms_norm"], KERNELS["layer_norm"]
+FORMS = ("{}_forward", "{}_backward", "add_{}_forward", "add_{}_backward")
+RMS_NORM = tuple(form.format("rms_norm") for form in FORMS)
+LAYER_NORM = tuple(form.format("layer_norm") for form in FORMS)
 
 
 def _hat(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
@@ -150,7 +151,7 @@ def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> P
 
 # SwiGLU's and GeGLU's gate in plain torch, and the problems of its kernels.
 
-GATED_ENTRIES: Final = KERNELS["gated_activation"]
+GATED_ENTRIES: Final = ("gated_activation_forward", "gated_activation_backward")
 KINDS: Final = ("silu", "gelu", "gelu_tanh")
 """Activations, by their code on the C interface."""
 
@@ -211,7 +212,7 @@ def _cases(shapes: WorkloadShapes, tensors: int, kind: str) -> list[Case]:
 
 # The rotary position embedding in plain torch, and the problems of its kernels.
 
-ROPE_ENTRIES: Final = KERNELS["rope"]
+ROPE_ENTRIES: Final = ("rope_forward", "rope_backward")
 
 
 def _trigonometric(table: Tensor) -> Tensor:

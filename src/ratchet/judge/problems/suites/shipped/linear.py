@@ -12,14 +12,13 @@ from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import Scalars
 from ratchet.judge.problems.suites.shipped import (
     DISTRIBUTIONS,
-    KERNELS,
     Inputs,
     WorkloadShapes,
     problem_of,
     standard_cases,
 )
 
-ENTRIES: Final = KERNELS["linear"]
+ENTRIES: Final = ("linear_forward", "linear_dgrad", "linear_wgrad")
 
 
 def _half(tensor: Tensor) -> Tensor:
