@@ -3,15 +3,16 @@
 Import its parts by name (`ratchet.judge.steps.arms`, ...). The workers of the sandbox start from
 this package too, and must neither load nor see more than they need. From the top:
 
-    api             a kernel and a problem, given by path, name or object; screening
-    trial           one kernel's trial: compile, check, time, conclude
-    emulator        the machine code of AMD GPUs, executed on a CPU; bounds from its counts
-    cross_compile   a sandboxed process that compiles for GPUs that are not here
-    integrity       whose work it is: thread samples, call order, outputs, libraries
-    workers         programs that run in processes of their own
-    sandbox         where a candidate is confined
-    steps           whole training steps: arms, gradients and losses compared
-    options, verdict, stage_result, revision: what one asks for, and what one gets
+    court       judge and ledger together: recall, judge, keep; suites; a fleet of machines
+    api         a kernel and a problem, given by path, name or object; screening
+    terms       the options of a verdict; `verdict` is the answer, `revision` when it is void
+    trial       one kernel's trial: compile, check, time, conclude
+    targets     what is asked about GPUs that are not here
+    integrity   whose work it is: thread samples, call order, outputs, libraries
+    workers     programs that run in processes of their own
+    sandbox     where a candidate is confined
+    steps       whole training steps: arms, gradients and losses compared
+    problems, kernels: what is judged
 
 The package is also the function `ratchet.judge(kernel, problem)`, which asks the court: see
 `ratchet.judge.court.calls.judge`. `ratchet.judge.screen(problem, kernels)` is `api.screen`.

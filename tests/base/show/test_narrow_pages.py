@@ -17,13 +17,14 @@ from made_up_result import as_result, make_result
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
 from made_up_verdict import judged_of, make_judged
 
+from ratchet.base.show import page
 from ratchet.base.show.model import Column
 from ratchet.base.show.page import PageState
 from ratchet.guard.history.incidents import incidents
 from ratchet.guard.history.series import analyse, gather
 from ratchet.guard.history.show import render_history_page
-from ratchet.judge.court.show import render_verdict_page
-from ratchet.judge.court.show_suite import render_suite_page
+from ratchet.judge.court.show import verdict_report
+from ratchet.judge.court.show_suite import suite_report
 from ratchet.trace.show.diff import render_diff_page
 from ratchet.trace.show.report import render_trace_page
 from ratchet.train.turn.show import render_page
@@ -61,9 +62,9 @@ def history_page(_: Path) -> str:
 PAGES: dict[str, Callable[[Path], str]] = {
     "optimize": lambda _: render_page(as_result(make_result())),
     "write": lambda _: render_write_page(writing.RESULT),
-    "verdict": lambda _: render_verdict_page(judged_of(make_judged())),
+    "verdict": lambda _: page.render_page(verdict_report(judged_of(make_judged()))),
     "emulated": lambda _: verdicts.page_of(make_judged(emulated=[verdicts.emulated_case()])),
-    "suite": lambda _: render_suite_page(suites.result_of(*suites.ROWS), {}),
+    "suite": lambda _: page.render_page(suite_report(suites.result_of(*suites.ROWS), {})),
     "learn": lambda _: render_learn_page(learning.report(running=False)),
     "history": history_page,
     "trace": lambda folder: render_trace_page(made_up_trace(folder)),

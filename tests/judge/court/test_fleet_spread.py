@@ -12,7 +12,7 @@ from ratchet import __version__
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
 from ratchet.judge.court import ray_cluster
-from ratchet.judge.court.machines import JudgeOrder, SeatFacts, SeatReply, pack, read_order
+from ratchet.judge.court.machines import Order, SeatFacts, SeatReply, pack
 from ratchet.judge.court.ray_cluster import Seat, SeatLost, Spread
 from ratchet.judge.court.ray_fleet import LOST, ClusterFleet
 from ratchet.judge.kernels.kernel import Kernel
@@ -66,15 +66,15 @@ class MadeUpCluster:
         return self._answer(pack(self.hosts[seat.host]))
 
     def start(self, seat: Seat, data: bytes) -> int:
-        order = read_order(data)
-        kernels = [order.kernel] if isinstance(order, JudgeOrder) else list(order.kernels)
+        order = msgspec.msgpack.decode(data, type=Order)
+        kernels = list(order.kernels)
         self.at_work.append((seat.host, kernels[0].name))
         if self.dies(seat.host, kernels[0].name):
             if not self.stays:
                 del self.hosts[seat.host]
             return self._answer(SeatLost("gone"), seat.host)
         said = facts(seat.host) if seat.host not in self.hosts else self.hosts[seat.host]
-        if isinstance(order, JudgeOrder):
+        if not order.screened:
             verdict = msgspec.to_builtins(
                 Verdict(
                     status="correct",
@@ -129,13 +129,14 @@ def judged(fleet: ClusterFleet, kernels: Sequence[Kernel] = KERNELS) -> dict[str
 
 
 def test_orders_cross_as_bytes_and_come_back_equal() -> None:
-    order = JudgeOrder(
+    order = Order(
+        screened=False,
         problem=PROBLEM,
         problem_hash=PROBLEM.hash,
-        kernel=replace(KERNELS[0], schedule=(("TILE", "8"),)),
+        kernels=(replace(KERNELS[0], schedule=(("TILE", "8"),)),),
         terms=Terms(time_limit_s=3.5, among=3),
     )
-    back = read_order(pack(order))
+    back = msgspec.msgpack.decode(pack(order), type=Order)
     assert back == order and back.problem.hash == PROBLEM.hash
     assert msgspec.msgpack.decode(pack(facts("a")), type=SeatFacts) == facts("a")
 
@@ -147,7 +148,7 @@ def test_kernels_are_spread_and_a_seat_has_one_at_a_time() -> None:
     assert {one.status for one in judged(fleet).values()} == {"correct"}
     assert {host for host, _ in cluster.at_work} == {"a", "b"}
     assert cluster.most == 1
-    found = fleet.screen(PROBLEM, KERNELS, best=None, time_limit_s=5.0)
+    found = fleet.screen(KERNELS, PROBLEM, Terms(time_limit_s=5.0))
     assert [one.kernel_hash for one in found] == [one.hash for one in KERNELS]
     assert {one.reason for one in found} == {"by a", "by b"}
     fleet.close()

@@ -9,7 +9,8 @@ import pytest
 
 from ratchet.base.measure import Ratio
 from ratchet.base.show.model import Words, text_of
-from ratchet.judge.court.show_suite import definitions, render_suite_page
+from ratchet.base.show.page import render_page
+from ratchet.judge.court.show_suite import definitions, suite_report
 from ratchet.judge.court.suite import SuiteResult, SuiteRow, answered, summarise
 from ratchet.judge.verdict import Speedups
 
@@ -48,8 +49,8 @@ def timed(**ratios: Ratio) -> SuiteRow:
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_every_problem_is_in_the_page_with_its_reason(interrupted: bool) -> None:
-    page = render_suite_page(
-        result_of(*ROWS, interrupted=interrupted), {"gelu": "verdicts/gelu.html"}
+    page = render_page(
+        suite_report(result_of(*ROWS, interrupted=interrupted), {"gelu": "verdicts/gelu.html"})
     )
     for row in ROWS:
         assert row.name in page
@@ -70,7 +71,7 @@ def test_the_table_says_what_its_intervals_and_fast_p_are() -> None:
 
 
 def test_the_page_loads_nothing() -> None:
-    page = render_suite_page(result_of(*ROWS), {})
+    page = render_page(suite_report(result_of(*ROWS), {}))
     assert re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', page) == []
     assert "<script" not in page
 
@@ -78,5 +79,7 @@ def test_the_page_loads_nothing() -> None:
 def test_a_rival_that_was_not_timed_has_no_column() -> None:
     without = result_of(*ROWS)
     both = result_of(timed(vs_reference=RATIO, vs_compile=RATIO), *ROWS[1:])
-    assert '<th scope="col" class="n">against torch.compile' not in render_suite_page(without, {})
-    assert '<th scope="col" class="n">against torch.compile' in render_suite_page(both, {})
+    assert '<th scope="col" class="n">against torch.compile' not in render_page(
+        suite_report(without, {})
+    )
+    assert '<th scope="col" class="n">against torch.compile' in render_page(suite_report(both, {}))

@@ -13,9 +13,10 @@ from made_up_verdict import CHOICES, judged_of, make_judged, make_profile, make_
 from rich.console import Console
 
 from ratchet.amd.profile.inspection import inspection_report
+from ratchet.base.show.page import render_page
 from ratchet.base.show.terminal import make_console, print_report
-from ratchet.judge.court.show import MEANING, render_verdict_page, static_tables, verdict_report
-from ratchet.judge.court.show_suite import SuiteProgress, render_suite_page, suite_report
+from ratchet.judge.court.show import MEANING, static_tables, verdict_report
+from ratchet.judge.court.show_suite import SuiteProgress, suite_report
 from ratchet.judge.court.suite import SuiteResult, SuiteRow, answered, summarise
 from ratchet.judge.verdict import Status, Verdict
 
@@ -34,7 +35,7 @@ def console(width: int = 80, *, terminal: bool = False) -> tuple[Console, io.Str
 
 
 def page_of(document: dict[str, Any]) -> str:
-    return render_verdict_page(judged_of(document))
+    return render_page(verdict_report(judged_of(document)))
 
 
 def make_suite(rows: list[dict[str, Any]], *, interrupted: bool = False) -> SuiteResult:
@@ -278,7 +279,7 @@ def test_a_verdict_of_the_ledger_is_marked_wherever_it_is_shown() -> None:
     assert words in text.getvalue()
     assert words in page_of(judged)
     assert "from the ledger" not in page_of(make_judged())
-    page = render_suite_page(make_suite(ROWS), {})
+    page = render_page(suite_report(make_suite(ROWS), {}))
     assert page.count("(from the ledger)") == 1 and "correct (from the ledger)" in page
     out, text = console(120)
     print_report(suite_report(make_suite(ROWS)), out)
@@ -342,13 +343,13 @@ def test_an_interrupted_run_says_so() -> None:
     out, file = console()
     print_report(suite_report(make_suite(rows, interrupted=True)), out)
     assert "continue from the ledger" in file.getvalue()
-    assert "1 problems were not reached" in render_suite_page(
-        make_suite(rows, interrupted=True), {}
+    assert "1 problems were not reached" in render_page(
+        suite_report(make_suite(rows, interrupted=True), {})
     )
 
 
 def test_the_page_of_a_suite_leads_to_the_verdicts() -> None:
-    page = render_suite_page(make_suite(ROWS), {"softmax_forward": "verdicts/softmax.html"})
+    page = render_page(suite_report(make_suite(ROWS), {"softmax_forward": "verdicts/softmax.html"}))
     links = [attributes.get("href") for tag, attributes in tags(page) if tag == "a"]
     assert links == ["verdicts/softmax.html"]
     for words in ("rope_forward is wrong", "2.00 to 2.20", "16.0 GiB", "2.13.0"):
@@ -357,7 +358,7 @@ def test_the_page_of_a_suite_leads_to_the_verdicts() -> None:
 
 def test_every_text_of_a_suite_is_escaped() -> None:
     attacked = hostile(msgspec.to_builtins(make_suite(ROWS)), but=CHOICES)
-    page = render_suite_page(msgspec.convert(attacked, SuiteResult), {})
+    page = render_page(suite_report(msgspec.convert(attacked, SuiteResult), {}))
     assert "<script" not in page and "<img" not in page
 
 

@@ -255,13 +255,7 @@ class Court:
         beside = best if best is not None and _is_timed(best, terms) else None
         found: dict[str, Screening] = {}
         if screened:
-            said = self.fleet.screen(
-                problem,
-                screened,
-                best=beside,
-                time_limit_s=terms.time_limit_s,
-                device=terms.device,
-            )
+            said = self.fleet.screen(screened, problem, terms, best=beside)
             found = {one.kernel_hash: one for one in said}
         tried = [one for one in kernels if not _is_timed(one, terms)]
         short = Terms(

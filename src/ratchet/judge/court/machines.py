@@ -51,12 +51,11 @@ class Fleet(Protocol):
 
     def screen(
         self,
-        problem: Problem,
         kernels: Sequence[Kernel],
+        problem: Problem,
+        terms: Terms,
         *,
-        best: Kernel | None,
-        time_limit_s: float,
-        device: str = "auto",
+        best: Kernel | None = None,
     ) -> Sequence[Screening]:
         """Return a quick estimate of each kernel, in their order; see `KernelJudge.screen`."""
         ...
@@ -108,16 +107,15 @@ class LocalFleet:
 
     def screen(
         self,
-        problem: Problem,
         kernels: Sequence[Kernel],
+        problem: Problem,
+        terms: Terms,
         *,
-        best: Kernel | None,
-        time_limit_s: float,
-        device: str = "auto",
+        best: Kernel | None = None,
     ) -> Sequence[Screening]:
         """Screen here; see `KernelJudge.screen`."""
         return self._judge.screen(
-            problem, kernels, best=best, time_limit_s=time_limit_s, device=device
+            problem, kernels, best=best, time_limit_s=terms.time_limit_s, device=terms.device
         )
 
     def judge(
@@ -172,31 +170,16 @@ class SeatFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu.model if self.gpu is None else self.gpu.model
 
 
-class ScreenOrder(msgspec.Struct, frozen=True, kw_only=True, tag="screen"):
-    """An order to screen some kernels."""
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """An order to give a kernel a verdict, or to screen several."""
 
+    screened: bool
     problem: Problem
     problem_hash: str
     kernels: tuple[Kernel, ...]
-    best: Kernel | None
-    time_limit_s: float
-    device: str
-
-
-class JudgeOrder(msgspec.Struct, frozen=True, kw_only=True, tag="judge"):
-    """An order to give one kernel a verdict."""
-
-    problem: Problem
-    problem_hash: str
-    kernel: Kernel
     terms: Terms
-
-    @property
-    def time_limit_s(self) -> float:
-        return self.terms.time_limit_s
-
-
-Order = ScreenOrder | JudgeOrder
+    best: Kernel | None = None
+    """The kernel to be timed beside those that are screened."""
 
 
 class SeatReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -213,12 +196,6 @@ class SeatReply(msgspec.Struct, frozen=True, kw_only=True):
 def pack(message: Order | SeatFacts | SeatReply) -> bytes:
     """Return a message's bytes; NaN and infinities survive."""
     return msgspec.msgpack.encode(message)
-
-
-def read_order(data: bytes) -> Order:
-    """Return the order that `pack` wrote."""
-    order: Order = msgspec.msgpack.decode(data, type=Order)
-    return order
 
 
 # The part of a fleet that runs on its machines: a judge of their own, in their own sandbox.
@@ -238,7 +215,7 @@ def describe(threads: int, with_gpu: bool) -> bytes:
 def obey(data: bytes, threads: int, with_gpu: bool) -> bytes:
     """Return the `SeatReply` to an order."""
     facts = _facts(threads, with_gpu)
-    order = read_order(data)
+    order = msgspec.msgpack.decode(data, type=Order)
     try:
         if order.problem.hash != order.problem_hash:
             raise KernelError(
@@ -252,22 +229,16 @@ def obey(data: bytes, threads: int, with_gpu: bool) -> bytes:
 
 def _answered(order: Order, facts: SeatFacts, threads: int) -> SeatReply:
     here = _here(threads)
-    if isinstance(order, JudgeOrder):
-        ((_, verdict),) = here.judge([order.kernel], order.problem, order.terms)
-        seat = {"host": facts.host, "device": facts.cpu.fingerprint, "kind": facts.kind}
-        if facts.gpu is not None:
-            seat["gpu"] = facts.gpu.fingerprint
-        environment = {**verdict.environment, "seat": seat}
-        named = msgspec.structs.replace(verdict, environment=environment)
-        return SeatReply(facts=facts, verdict=document_of(named))
-    found = here.screen(
-        order.problem,
-        order.kernels,
-        best=order.best,
-        time_limit_s=order.time_limit_s,
-        device=order.device,
-    )
-    return SeatReply(facts=facts, screenings=tuple(found))
+    if order.screened:
+        found = here.screen(order.kernels, order.problem, order.terms, best=order.best)
+        return SeatReply(facts=facts, screenings=tuple(found))
+    ((_, verdict),) = here.judge(order.kernels, order.problem, order.terms)
+    seat = {"host": facts.host, "device": facts.cpu.fingerprint, "kind": facts.kind}
+    if facts.gpu is not None:
+        seat["gpu"] = facts.gpu.fingerprint
+    environment = {**verdict.environment, "seat": seat}
+    named = msgspec.structs.replace(verdict, environment=environment)
+    return SeatReply(facts=facts, verdict=document_of(named))
 
 
 def _here(threads: int) -> LocalFleet:

@@ -150,7 +150,7 @@ class Spread:
                 continue
             waiting.remove(index)
             handle = self.cluster.start(seat, pack(orders[index]))
-            until = self.clock() + orders[index].time_limit_s + GRACE_S
+            until = self.clock() + orders[index].terms.time_limit_s + GRACE_S
             self._running[handle] = _SeatTask(seat=seat, order=index, until=until)
 
     def _step(

@@ -10,7 +10,7 @@ import msgspec
 from ratchet.base import VERSION
 from ratchet.base.devices.probe import Device, Software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
-from ratchet.judge.court.machines import JudgeOrder, ScreenOrder, SeatFacts, SeatReply
+from ratchet.judge.court.machines import Order, SeatFacts, SeatReply
 from ratchet.judge.court.ray_cluster import MOST_LOSSES, RayCluster, Spread
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
@@ -85,24 +85,23 @@ class ClusterFleet:
 
     def screen(
         self,
-        problem: Problem,
         kernels: Sequence[Kernel],
+        problem: Problem,
+        terms: Terms,
         *,
-        best: Kernel | None,
-        time_limit_s: float,
-        device: str = "auto",
+        best: Kernel | None = None,
     ) -> Sequence[Screening]:
         """Screen a part of the kernels on each device; each is timed against the reference."""
         count, problem_hash = min(self.width, len(kernels)), problem.hash
         parts = [tuple(kernels[start::count]) for start in range(count)]
         orders = [
-            ScreenOrder(
+            Order(
+                screened=True,
                 problem=problem,
                 problem_hash=problem_hash,
                 kernels=part,
+                terms=terms,
                 best=best,
-                time_limit_s=time_limit_s,
-                device=device,
             )
             for part in parts
         ]
@@ -132,7 +131,13 @@ class ClusterFleet:
         """Give each kernel a verdict on a device of its own, in the order that they are given."""
         problem_hash = problem.hash
         orders = [
-            JudgeOrder(problem=problem, problem_hash=problem_hash, kernel=one, terms=terms)
+            Order(
+                screened=False,
+                problem=problem,
+                problem_hash=problem_hash,
+                kernels=(one,),
+                terms=terms,
+            )
             for one in kernels
         ]
         for place, data in self._spread.run(orders):

@@ -9,7 +9,6 @@ from ratchet.base import Json
 from ratchet.base.show import figures
 from ratchet.base.show import model as m
 from ratchet.base.show.model import WHERE, facts_of
-from ratchet.base.show.page import render_page
 from ratchet.base.show.words import (
     ABSENT,
     sentence,
@@ -217,10 +216,6 @@ CASES = (
     m.Column("", "timed", lambda timed: "timed" if timed else ""),
     m.Column("inputs", "inputs", lambda specs: ", ".join(map(_input, specs))),
 )
-
-
-def render_verdict_page(judged: JudgedKernel) -> str:
-    return render_page(verdict_report(judged))
 
 
 def verdict_report(judged: JudgedKernel, paths: Mapping[str, str] = NO_FILES) -> m.ResultReport:

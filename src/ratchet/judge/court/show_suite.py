@@ -20,11 +20,11 @@ from ratchet.judge.court.show import (
     NO_FILES,
     RIVALS,
     measured_speedups,
-    render_verdict_page,
     show_confidence,
     show_speedup,
     show_status,
     tone,
+    verdict_report,
 )
 from ratchet.judge.court.suite import SuiteResult
 from ratchet.judge.terms import JudgedKernel
@@ -33,21 +33,16 @@ if TYPE_CHECKING:
     from ratchet.judge.court.suite import Score, SuiteRow, SuiteSummary
 
 
-def render_suite_page(result: SuiteResult, links: Mapping[str, str]) -> str:
-    """Return the whole table as HTML.
-
-    `links` maps a problem's name to the page of its verdict, relative to this page.
-    """
-    return render_page(suite_report(result, links))
-
-
 def suite_report(
     result: SuiteResult,
     links: Mapping[str, str] = NO_FILES,
     *,
     paths: Mapping[str, str] = NO_FILES,
 ) -> m.ResultReport:
-    """Describe a suite's run, and the files that were written."""
+    """Describe a suite's run, and the files that were written.
+
+    `links` maps a problem's name to the page of its verdict, relative to the suite's page.
+    """
     sections = m.blocks(
         m.section("Every problem", m.ResultTable(_columns(result, links), result.rows)),
         m.section("Not right", _reasons(result.rows), on="terminal"),
@@ -170,13 +165,6 @@ def _reasons(rows: Sequence[SuiteRow]) -> m.ResultTable:
     return m.grid(("verdict", "problems", "why"), shown, left=2)
 
 
-def row_words(row: SuiteRow) -> str:
-    """Return one problem as a line of progress."""
-    against = row.speedup.vs_reference
-    speed = f", {show_speedup(against)}" if against else ""
-    return f"{row.name}: {show_status(row.status)}{speed}"
-
-
 class SuiteProgress(MovingLine):
     """A progress line below each problem's verdict; a pipe gets only the verdicts."""
 
@@ -189,7 +177,10 @@ class SuiteProgress(MovingLine):
         """Show that one problem is done."""
         self._done += 1
         self.move(self._words(), self._done)
-        self.keep(row_words(row), piped=f"{self._words()}: {row_words(row)}")
+        against = row.speedup.vs_reference
+        speed = f", {show_speedup(against)}" if against else ""
+        said = f"{row.name}: {show_status(row.status)}{speed}"
+        self.keep(said, piped=f"{self._words()}: {said}")
 
     def _words(self) -> str:
         return f"{self._done} of {self._problems} problems"
@@ -210,7 +201,7 @@ def write_verdict(judged: JudgedKernel, out: Path) -> dict[str, str]:
     """Write a verdict's JSON and its page; return the paths by kind."""
     stem = _stem(judged)
     paths = {"verdict": out / VERDICTS / f"{stem}.json", "page": out / VERDICTS / f"{stem}.html"}
-    _write(paths, document_of(judged), render_verdict_page(judged))
+    _write(paths, document_of(judged), render_page(verdict_report(judged)))
     return {kind: str(path) for kind, path in paths.items()}
 
 
@@ -219,7 +210,7 @@ def write_suite(result: SuiteResult, links: Mapping[str, str], out: Path) -> dic
     stem = files.slug(f"{result.suite}-{result.candidate}")
     paths = {"table": out / f"{stem}.json", "page": out / f"{stem}.html"}
     relative = {name: Path(path).relative_to(out).as_posix() for name, path in links.items()}
-    _write(paths, document_of(result), render_suite_page(result, relative))
+    _write(paths, document_of(result), render_page(suite_report(result, relative)))
     return {kind: str(path) for kind, path in paths.items()}
 
 
