@@ -32,9 +32,9 @@ from ratchet.base.measure import Timing
 from ratchet.judge.trial import decide, looks, sample
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.looks import time_until_answered
-from ratchet.judge.trial.open_problem import DeviceClock
+from ratchet.judge.trial.open_problem import DeviceClock, Record
 from ratchet.judge.trial.sample import CaseTiming
-from ratchet.judge.verdict import CandidateFault, Decided, Evidence
+from ratchet.judge.verdict import CandidateFault, Decided
 
 ROUND_TRIPS_S = (0.0017, 0.0030)
 BATCH_S = 0.00012
@@ -183,32 +183,37 @@ def _warm(arm: Any, calls: int) -> float:
     return GAP_S + float(arm.run(calls).wall_time_s)
 
 
-def opened_of(world: World) -> Any:
+def contest_of(world: World) -> Any:
     """Return what the judge knows of the problem."""
     facts = SimpleNamespace(time_s=world.call_s, bytes=world.call_bytes, flops=1.0)
-    return SimpleNamespace(
+    opened = SimpleNamespace(
         cases=[facts],
         timed=[0],
         problem=SimpleNamespace(cases=[SimpleNamespace(name="timed")], model=None),
         accelerator=SimpleNamespace(batch_bytes=BATCH_BYTES),
-        batch_part=1,
+        with_fewer_calls=lambda wanted, run, **_: run(wanted),
+        told_of_fewer=lambda _: "",
         check_time_s=[0.0005],
         clock=SimpleNamespace(left_s=50.0, limit_s=60.0),
         rng=random.Random(int(world.rng.integers(1 << 40))),
-        device_clock=DeviceClock(),
-        evidence=[],
-        among=1,
-        lasting={REFERENCE: None},
         variations=lambda case: [],
         ask=lambda **_: {"flops_per_s": 1e15, "bytes_per_s": 1e15},
-        flushes=lambda: Evidence(check="caches", passed=True, detail="not real"),
+        flushes=lambda: "not real",
+    )
+    return SimpleNamespace(
+        opened=opened,
+        rivals=SimpleNamespace(lasting={REFERENCE: None}),
+        record=Record(),
+        device_clock=DeviceClock(),
+        least_calls=1,
+        among=1,
     )
 
 
 def judged(monkeypatch: pytest.MonkeyPatch, world: World) -> tuple[Decided, CaseTiming]:
     """Judge a drawn world by the judge's own timing; return its answer and the samples."""
-    opened = opened_of(world)
-    lasting = {name: DrawnArm(name, world, opened.device_clock) for name in (REFERENCE, TWIN)}
+    contest = contest_of(world)
+    lasting = {name: DrawnArm(name, world, contest.device_clock) for name in (REFERENCE, TWIN)}
 
     @contextlib.contextmanager
     def launch(_: int) -> Iterator[Any]:
@@ -220,7 +225,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, world: World) -> tuple[Decided, Case
         yield list(lasting.values())
 
     def candidate(*_: object) -> DrawnArm:
-        return DrawnArm(CANDIDATE, world, opened.device_clock)
+        return DrawnArm(CANDIDATE, world, contest.device_clock)
 
     with monkeypatch.context() as patch:
         for name in ("compare", "aa_floor"):
@@ -230,15 +235,15 @@ def judged(monkeypatch: pytest.MonkeyPatch, world: World) -> tuple[Decided, Case
         patch.setattr(sample, "rivals", rivals)
         patch.setattr(sample, "RivalArm", lambda name, *_: lasting[name])
         patch.setattr(sample, "CandidateArm", candidate)
-        return _decided(world, opened, time_until_answered(0, opened, launch, None))
+        return _decided(world, contest, time_until_answered(0, contest, launch, None))
 
 
-def _decided(world: World, opened: Any, timing: CaseTiming) -> tuple[Decided, CaseTiming]:
-    concluded = decide.conclude([timing], opened)
+def _decided(world: World, contest: Any, timing: CaseTiming) -> tuple[Decided, CaseTiming]:
+    concluded = decide.conclude([timing], contest)
     world.clocks.rest(1.0)  # the candidate's processes end
     world.left_s = 0.0
     try:
-        looks.check_clocks([timing], opened, won=concluded.status == "proven")
+        looks.check_clocks([timing], contest, won=concluded.status == "proven")
     except CandidateFault as fault:
         return fault.decided, timing
     return concluded, timing

@@ -22,6 +22,7 @@ from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.judge.trial import decide, looks, plan
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.looks import time_until_answered
+from ratchet.judge.trial.open_problem import Record
 from ratchet.judge.trial.sample import CaseTiming
 from ratchet.judge.verdict import Screening, Speedups, TimedSample, Verdict
 from ratchet.write.author import Answer, Proposal, Schedule
@@ -189,7 +190,7 @@ class MadeUpCourt:
             return CaseTiming(case=0, name="timed", samples=samples, checked=1, among=terms.among)
 
         self._patch.setattr(looks, "time_case", time_case)
-        timing = time_until_answered(0, _opened(), _no_launch, None)
+        timing = time_until_answered(0, _contest(), _no_launch, None)
         found = decide.compare_case(timing)
         status = "proven" if found.answer == "faster" else "correct"
         shown = Ratio(
@@ -223,16 +224,16 @@ class MadeUpCourt:
         )
 
 
-def _opened() -> Any:
+def _contest() -> Any:
     def ask(**_: object) -> None:
         raise JudgeError("no ceilings here")
 
-    return SimpleNamespace(
+    opened = SimpleNamespace(
         ask=ask,
-        evidence=[],
         clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
+    return SimpleNamespace(opened=opened, record=Record())
 
 
 def _no_launch(index: int) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -143,9 +144,9 @@ def watched(
 
 def concluded(watch: own_work.Watch) -> tuple[str, str, list[Evidence]]:
     """The status, if it was decided; why, or why nothing is known; and the evidence."""
-    evidence: list[Evidence] = []
+    evidence = [watch.evidence()]
     try:
-        return "", watch.conclude(evidence), evidence
+        return "", watch.conclude(), evidence
     except CandidateFault as fault:
         return fault.decided.status, fault.decided.reason, evidence
 
@@ -293,14 +294,11 @@ def test_the_operations_decide(
 ) -> None:
     census = read_census(LAYOUT, {"ops": ops, "launches": launches})
     kernel = Kernel(name="k", language="triton", source=TRITON, entry="silu")
-    evidence: list[Evidence] = []
-    if not words:
-        judge_census(asked(libraries=libraries), kernel, [census], evidence)
-        assert all(one.passed for one in evidence)
-        return
-    with pytest.raises(CandidateFault, match=words) as fault:
-        judge_census(asked(libraries=libraries), kernel, [census], evidence)
-    assert fault.value.decided.status == "cheating" and evidence[-1].passed is False
+    evidence, why = judge_census(asked(libraries=libraries), kernel, [census])
+    if words:
+        assert re.search(words, why) and evidence[-1].passed is False
+    else:
+        assert not why and all(one.passed for one in evidence)
 
 
 @pytest.mark.parametrize(

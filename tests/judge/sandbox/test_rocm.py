@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from ratchet.amd.compile import hip_compiler
+from ratchet.amd.compile.process import PROFILE_WORKER
 from ratchet.amd.emulator import hip_build
 from ratchet.base.errors import KernelError
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.sandbox import bubblewrap, rocm, view
 from ratchet.judge.sandbox.isolation import make_sandbox
-from ratchet.judge.sandbox.view import PROFILE_WORKER, TORCH_WORKER
+from ratchet.judge.sandbox.view import TORCH_WORKER
 from ratchet.judge.trial.kernel_trial import why_no_kernels
 
 HERE = {name: os.environ.get(name) for name in (rocm.CLANG, rocm.ROCM, rocm.BITCODE)}
@@ -136,7 +137,14 @@ def test_only_the_worker_that_compiles_sees_it(
 ) -> None:
     clang = program(tmp_path / "llvm" / "bin" / "clang")
     monkeypatch.setenv("RATCHET_CLANG", clang)
-    sandbox = make_sandbox(module, threads=1, memory_bytes=1 << 34, limit_s=9, with_torch=True)
+    sandbox = make_sandbox(
+        module,
+        threads=1,
+        memory_bytes=1 << 34,
+        limit_s=9,
+        with_torch=True,
+        cross_compiles=module == PROFILE_WORKER,
+    )
     told = sandbox.environment.get("RATCHET_CLANG") == clang
     shown = str(tmp_path / "llvm") in " ".join(sandbox.program)
     assert told == shown == (module == PROFILE_WORKER)

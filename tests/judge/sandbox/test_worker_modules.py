@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import ratchet
+from ratchet.amd.compile.process import PROFILE_WORKER
 from ratchet.amd.profile.inspection import inspect_kernel
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel, Language
@@ -23,7 +24,6 @@ from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.view import (
     CPP_WORKER,
     CPP_ZYGOTE,
-    PROFILE_WORKER,
     TORCH_WORKER,
     ZYGOTE,
     modules_of,

@@ -19,7 +19,7 @@ from ratchet.judge.sandbox import bubblewrap
 from ratchet.judge.sandbox.shared_memory import PackedFiles
 from ratchet.judge.trial import launches, open_problem, plan
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.judge.trial.open_problem import OpenProblem
+from ratchet.judge.trial.open_problem import OpenProblem, Record
 from ratchet.judge.workers.candidate.with_torch import COMPILED, OWN_COMPILATIONS
 
 SOFTMAX = Path(__file__).parents[1] / "kernelbench_like" / "level1" / "3_softmax.py"
@@ -146,8 +146,9 @@ def test_a_hostile_kernel_cannot_write_what_others_read(
         self: launches.SharedCompilations,
         kernel: Kernel,
         opened: OpenProblem,
+        record: Record,
     ) -> PackedFiles | None:
-        found = original(self, kernel, opened)
+        found = original(self, kernel, opened, record)
         assert found is not None and self._folder is not None
         given.append((found, digest(found)))
         folders.append(self._folder)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from ratchet.judge.trial import many_calls
+from ratchet.judge.trial.kernel_checks import CheckedCases
+from ratchet.judge.trial.open_problem import Record
 
 RESULT_BYTES = 1 << 20
 
@@ -36,10 +38,9 @@ def test_results_of_a_larger_batch_are_no_growth(
         cases=[SimpleNamespace(bytes=1, time_s=1e-3)],
         clock=SimpleNamespace(left_s=60.0, limit_s=60.0),
         rng=random.Random(0),
-        evidence=[],
-        unworn=set(),
         timed=[0],
         accelerator="a GPU",
     )
-    many_calls.check_wear(candidate, opened)
-    assert any(one.check == many_calls.GREW for one in opened.evidence) is grows
+    record = Record()
+    many_calls.check_wear(candidate, opened, record, CheckedCases())
+    assert any(one.check == many_calls.GREW for one in record.evidence) is grows

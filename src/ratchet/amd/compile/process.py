@@ -18,8 +18,8 @@ from ratchet.base.process.channel import Message
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.serialise import Count
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
-from ratchet.judge.sandbox.view import PROFILE_WORKER
 
+PROFILE_WORKER = "ratchet.amd.compile.worker"
 MAX_KERNELS, MAX_LAUNCHES = 64, 4000
 
 
@@ -131,6 +131,7 @@ class ProfileProcess:
                 limit_s=self._clock.left_s,
                 with_torch=True,
                 headers=self._headers,
+                cross_compiles=True,
             )
             self._child = Child(
                 program(self._sandbox.command, self._sandbox.environment, kept=self._sandbox.kept),

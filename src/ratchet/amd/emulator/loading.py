@@ -37,6 +37,7 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process.memory import free_bytes
 from ratchet.judge.kernels.source_files import load_source, split_files
 from ratchet.judge.problems.free_memory import GIB
+from ratchet.judge.workers.candidate.results import EMULATED
 
 if TYPE_CHECKING:
     import torch
@@ -236,6 +237,9 @@ class EmulatorDriver(FakeDriver):
         return GPU
 
 
+EMULATED.is_loaded = True
+
+
 @dataclass(kw_only=True, eq=False)
 class EmulatedLauncher:
     """Emulates the launches of a kernel."""
@@ -253,10 +257,14 @@ class EmulatedLauncher:
     variables: PlacedVariables | None = None  # of the kernel's code, if no driver has them
 
     def run(self, *given: Any) -> EmulatedLaunch:
-        """Execute a launch; a census replaces this method while it counts.
+        """Execute a launch, as a census counts it if one is taken.
 
         Takes the grid (x, y, z), stream, function, two metadata, two hooks, and the arguments.
         """
+        launch: EmulatedLaunch = EMULATED.run(lambda: self._execute(*given))
+        return launch
+
+    def _execute(self, *given: Any) -> EmulatedLaunch:
         kernel = self.kernel()
         values, memories = [], self.driver.told.memories()
         if self.variables is not None:

@@ -124,12 +124,12 @@ def told_as(kind: type[T], told: object) -> T:
 
 
 def judge_census(
-    problem: Problem, kernel: Kernel, censuses: Sequence[CaseCensus], evidence: list[Evidence]
-) -> None:
-    """Add the evidence of whose work the visible cases are.
-
-    Raises CandidateFault if they are not the kernel's own.
+    problem: Problem, kernel: Kernel, censuses: Sequence[CaseCensus]
+) -> tuple[list[Evidence], str]:
+    """Return the evidence of whose work the visible cases are, up to the first that is not the
+    kernel's own; and why it is not, or "".
     """
+    evidence = []
     visible = [
         (case.name, census)
         for case, census in zip(problem.cases, censuses, strict=False)
@@ -141,8 +141,8 @@ def judge_census(
         check = f"{CHECK}, operations on {name}"
         evidence.append(Evidence(check=check, passed=not foreign, detail=words))
         if foreign:
-            reason = f"the problem asks for its own work, and on {name} {foreign}: {words}"
-            raise fault("cheating", reason)
+            return evidence, f"the problem asks for its own work, and on {name} {foreign}: {words}"
+    return evidence, ""
 
 
 def _foreign(census: CaseCensus, problem: Problem, kernel: Kernel) -> str:
@@ -270,10 +270,8 @@ def facts(found: DeviceCount) -> list[Evidence]:
     ]
 
 
-def judge_own(
-    found: DeviceCount, problem: Problem, kernel: Kernel, evidence: list[Evidence]
-) -> None:
-    """Add the evidence of whose kernels do the work; raise CandidateFault if a library's do."""
+def judge_own(found: DeviceCount, problem: Problem, kernel: Kernel) -> tuple[Evidence, str]:
+    """Return the evidence of whose kernels do the work, and why they are not its own, or ""."""
     owned = {name: ns for name, (_, ns) in found.kernels.items() if is_own(name, problem, kernel)}
     others = {name: ns for name, (_, ns) in found.kernels.items() if name not in owned}
     theirs = {name: ns for name, ns in others.items() if not FREE.search(name)}
@@ -287,9 +285,8 @@ def judge_own(
     elif share >= DEVICE_LIBRARY_SHARE:
         foreign = detail
     words = f"{foreign or detail} (as its own process tells; nothing outside can see it)"
-    evidence.append(Evidence(check=DEVICE_CHECK, passed=not foreign, detail=words))
-    if foreign:
-        raise fault("cheating", f"the problem asks for its own work, and on the GPU: {foreign}")
+    why = f"the problem asks for its own work, and on the GPU: {foreign}" if foreign else ""
+    return Evidence(check=DEVICE_CHECK, passed=not foreign, detail=words), why
 
 
 def is_own(name: str, problem: Problem, kernel: Kernel) -> bool:

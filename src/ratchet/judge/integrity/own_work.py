@@ -388,20 +388,32 @@ class Watch:
         more = len(self._by_name) - SHOWN
         return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
 
-    def conclude(self, evidence: list[Evidence]) -> str:
-        """Add the evidence of whose work it was; return why that is not known, or "".
+    def evidence(self) -> Evidence:
+        """Return the evidence of whose work it was."""
+        passed = None if self._unseen and not self.failed else self.enough and not self.failed
+        return Evidence(check=CHECK, passed=passed, detail=self._detail)
+
+    @property
+    def _unseen(self) -> bool:
+        """True if a compiled kernel was seen too rarely, and never outside of its own code."""
+        return not self.enough and not self.against and self._compiled
+
+    @property
+    def _detail(self) -> str:
+        seen = f"{self.shares()}, of " if self.moments else ""
+        detail = f"{seen}{self.moments} moments of work among {self.looked} that were looked at"
+        if self._interpreter_works:
+            detail += f", at {self.interpreted} of which the Python around it worked"
+        return detail
+
+    def conclude(self) -> str:
+        """Return why it is not known whose work it was, or "".
 
         A compiled kernel that was seen at work too rarely, and never outside of its own code, is
         not `proven`, but nothing counts against it. For a kernel in Python only its own process's
         report is left. Raises CandidateFault, `cheating` or `unmeasured`.
         """
-        seen = f"{self.shares()}, of " if self.moments else ""
-        detail = f"{seen}{self.moments} moments of work among {self.looked} that were looked at"
-        if self._interpreter_works:
-            detail += f", at {self.interpreted} of which the Python around it worked"
-        unseen = not self.enough and not self.against and self._compiled
-        passed = None if unseen and not self.failed else self.enough and not self.failed
-        evidence.append(Evidence(check=CHECK, passed=passed, detail=detail))
+        detail = self._detail
         if self.failed and self._mostly_made and not self._compiled:
             why = f"the judge cannot tell whose work it is: code was made at run time: {detail}"
             raise fault("unmeasured", f"right, but {why}; write it in cpp")
@@ -421,7 +433,7 @@ class Watch:
             f"{self.moments} moments, and {ENOUGH} are needed; give the problem a larger "
             "case, or judge where less else is going on"
         )
-        if not unseen:
+        if not self._unseen:
             raise fault("unmeasured", f"right, but {why}; {detail}")
         return why
 

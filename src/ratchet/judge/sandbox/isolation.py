@@ -39,7 +39,7 @@ from ratchet.judge.sandbox import bubblewrap, confine, keeper, privileges, rocm,
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.sandbox.keeper import Opened, Orders
-from ratchet.judge.sandbox.view import PROFILE_WORKER, ZYGOTE
+from ratchet.judge.sandbox.view import ZYGOTE
 
 Mechanism = Literal["bubblewrap", "landlock", "rlimits"]
 NO_WALLS: Final = (
@@ -185,11 +185,13 @@ def make_sandbox(
     accelerator: Accelerator | None = None,
     headers: Path | None = None,
     forked: bool = False,
+    cross_compiles: bool = False,
 ) -> Sandbox:
     """Return the sandbox of the worker `module`, as strict as this machine allows.
 
     `headers` is a folder that its compiler may read. A `forked` worker comes from a zygote in
-    bubblewrap's sandbox, and takes its uid itself.
+    bubblewrap's sandbox, and takes its uid itself. One that `cross_compiles` for GPUs that are not
+    here sees this machine's LLVM and ROCm, and is no arm of a trial.
     """
     wrapped = bubblewrap.program()
     if wrapped is None:
@@ -212,7 +214,7 @@ def make_sandbox(
     if headers is not None:
         folders.append(str(headers))
     folders += _folders_of(accelerator)
-    if module == PROFILE_WORKER:
+    if cross_compiles:
         folders += rocm.folders_to_show([*view.python_folders(with_torch), *folders])
     scratch = None if wrapped else private_folder(uid)
     if scratch is None:
@@ -226,12 +228,13 @@ def make_sandbox(
             module, scratch, with_torch=with_torch, folders=folders, accelerator=accelerator
         )
         walls = _keeper(uid, limits.groups, scratch, opened)
+    worker = _program(module, with_torch, is_arm=with_torch and not cross_compiles)
     environment = _environment(threads, with_torch, scratch or Path("/tmp"))
     environment |= accelerator.environment() if accelerator else {}
     return Sandbox(
         isolation=name,
-        program=(*walls, *_program(module, with_torch), json.dumps(asdict(limits))),
-        environment=rocm.told(environment) if module == PROFILE_WORKER else environment,
+        program=(*walls, *worker, json.dumps(asdict(limits))),
+        environment=rocm.told(environment) if cross_compiles else environment,
         limits=limits,
         scratch=scratch,
         uid=uid,
@@ -276,7 +279,7 @@ def zygote_program(
     walls = bubblewrap.around(
         wrapped, module, with_torch=with_torch, folders=shown, accelerator=accelerator
     )
-    return [*walls, *_program(module, with_torch=with_torch)]
+    return [*walls, *_program(module, with_torch, is_arm=with_torch)]
 
 
 def zygote_environment(
@@ -287,11 +290,10 @@ def zygote_environment(
     return own | (accelerator.environment() if accelerator else {})
 
 
-def _program(module: str, with_torch: bool) -> list[str]:
+def _program(module: str, with_torch: bool, *, is_arm: bool) -> list[str]:
     """Return the command of a worker, which finds Ratchet's code as bound, or installed."""
     folder = bubblewrap.CODE_FOLDER if bubblewrap.program() else view.code_folder()
     boot = view.BOOT.format(folder=folder, module=module)
-    is_arm = with_torch and module != PROFILE_WORKER
     return [*view.python(with_torch), "-c", TORCH_FIRST + boot if is_arm else boot]
 
 

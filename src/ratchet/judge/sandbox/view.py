@@ -33,7 +33,6 @@ from ratchet.judge.sandbox.keeper import Opened
 # or a part of the judge that decides (`tests/judge/sandbox/test_worker_modules.py` lists those).
 
 CPP_WORKER: Final = "ratchet.judge.workers.candidate.cpp"
-PROFILE_WORKER: Final = "ratchet.amd.compile.worker"
 TORCH_WORKER: Final = "ratchet.judge.workers.candidate.with_torch"
 ZYGOTE: Final = "ratchet.judge.workers.zygote"
 CPP_ZYGOTE: Final = "ratchet.judge.workers.zygote_cpp"

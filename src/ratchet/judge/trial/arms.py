@@ -13,7 +13,7 @@ from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import check_call
-from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem
+from ratchet.judge.trial.open_problem import Contest, DrawnBatch, OpenProblem
 from ratchet.judge.trial.reference import COMPILED, OutputMode, RivalProcess
 from ratchet.judge.verdict import fault
 
@@ -56,14 +56,14 @@ class RivalArm:
     """A rival, driven in the same way as a candidate."""
 
     def __init__(
-        self, name: str, process: RivalProcess, opened: OpenProblem, case: int, outputs: OutputMode
+        self, name: str, process: RivalProcess, contest: Contest, case: int, outputs: OutputMode
     ) -> None:
         self.name = name
         self.process = process
         self.outputs = outputs
         self.rest_s = self.load_s = 0.0
         """Right before each batch a GPU rests for so long, and then is kept busy."""
-        self._opened = opened
+        self._opened, self._device_clock = contest.opened, contest.device_clock
         self._case = case
         self._seeds: RoundSeeds | None = None
         self._batch = 0
@@ -87,7 +87,7 @@ class RivalArm:
             with self._opened.reference_rests():
                 timing = self.process.go(batch.memories, spots)
         times = timing.wall_time_s, self.process.device_s
-        self._opened.device_clock.note(self._case, self.name, *times, trusted=True)
+        self._device_clock.note(self._case, self.name, *times, trusted=True)
         return timing
 
 
@@ -99,12 +99,12 @@ class CandidateArm:
     def __init__(
         self,
         candidate: CandidateProcess,
-        opened: OpenProblem,
+        contest: Contest,
         case: int,
         watch: Watch | None = None,
     ) -> None:
         self._candidate = candidate
-        self._opened = opened
+        self._opened, self._device_clock = contest.opened, contest.device_clock
         self._case = case
         self._watch = watch
         self._watched: Set[int] = frozenset()
@@ -161,7 +161,7 @@ class CandidateArm:
                 count = min(self._sampled[self._batch], iterations)
                 calls = self._opened.rng.sample(range(iterations), count)  # the answers are in
                 self._due, self._held = (batch, codes, calls), held.pop_all()
-        self._opened.device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
+        self._device_clock.note(self._case, self.name, wall_time_s, self._candidate.device_s)
         self._batch += 1
         self.batch_s = min(self.batch_s, wall_time_s)
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
@@ -261,25 +261,23 @@ class CandidateArm:
 
     def _check(self, batch: DrawnBatch, codes: list[int], calls: Sequence[int]) -> None:
         for call in calls:
-            passed, detail = check_call(self._candidate, self._opened, batch, call, codes[call])
-            if any(codes) or not passed:
+            answer = check_call(self._candidate, self._opened, batch, call, codes[call])
+            if any(codes) or not answer.passed:
                 what = f" with {batch.values[call]}" if batch.values else ""
-                raise fault(
-                    "wrong", f"right before it was timed, wrong while it was{what}: {detail}"
-                )
+                why = f"right before it was timed, wrong while it was{what}: {answer.detail}"
+                raise fault("wrong", why)
             self.checked += 1
 
 
 @contextlib.contextmanager
-def rivals(
-    process: CandidateProcess, opened: OpenProblem, case: int
-) -> Iterator[Sequence[RivalArm]]:
+def rivals(process: CandidateProcess, contest: Contest, case: int) -> Iterator[Sequence[RivalArm]]:
     """Yield the rivals: the reference, its twin, torch.compile, the reference on one thread.
 
     torch.compile and one thread only if they are timed. On cores each is a new process and ends
     with this context. torch.compile's lasts for the verdict, and on a GPU all of them do.
     """
-    names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in opened.lasting else [])]
+    opened, processes = contest.opened, contest.rivals
+    names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in processes.lasting else [])]
     outputs = output_mode(process, opened)
     threads, on_gpu = opened.reference.threads, opened.accelerator is not None
     if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S and not on_gpu:
@@ -287,20 +285,20 @@ def rivals(
     with contextlib.ExitStack() as stack:
         started = {}
         for name in names:
-            if name not in opened.lasting:
-                rival = opened.rivals.begin(threads=1 if name == ONE_THREAD else threads)
+            if name not in processes.lasting:
+                rival = processes.begin(threads=1 if name == ONE_THREAD else threads)
                 started[name] = rival
                 if not on_gpu:
-                    stack.callback(opened.rivals.end, rival)
+                    stack.callback(processes.end, rival)
         for rival in started.values():
             rival.await_load()
-        found = opened.lasting | started
+        found = processes.lasting | started
         if on_gpu:
-            opened.lasting = found
+            processes.lasting = found
         else:
             for rival in started.values():
                 stack.callback(rival.begin_close)
-        yield [RivalArm(name, found[name], opened, case, outputs) for name in names]
+        yield [RivalArm(name, found[name], contest, case, outputs) for name in names]
 
 
 def output_mode(process: CandidateProcess, opened: OpenProblem) -> OutputMode:

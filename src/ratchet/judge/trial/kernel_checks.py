@@ -6,12 +6,13 @@ import contextlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from ratchet.judge.problems.problem import Case
 from ratchet.judge.trial.candidate import CandidateProcess
-from ratchet.judge.trial.open_problem import CallCheck, DrawnBatch, OpenProblem
-from ratchet.judge.verdict import CandidateFault, Evidence, fault
+from ratchet.judge.trial.open_problem import CallCheck, DrawnBatch, OpenProblem, Record
+from ratchet.judge.verdict import CandidateFault, fault
 
 # Faults of emulated machine code in the words of a verdict: a race, an access out of bounds.
 
@@ -54,72 +55,97 @@ VARIED_S = 0.3
 OtherProcess = Callable[[Case], contextlib.AbstractContextManager[CandidateProcess] | None]
 
 
+@dataclass(slots=True)
+class CheckedCases:
+    """The cases that a right kernel need not take, by index."""
+
+    declined: set[int] = field(default_factory=set)
+    apart: set[int] = field(default_factory=set)
+    """Those that it rejects, or that it was given in a process of their own."""
+
+
+class CallAnswer(NamedTuple):
+    """Whether a call was right, and why."""
+
+    passed: bool | None
+    """None if it declined."""
+    detail: str
+    overflows: bool = False
+    """True if the reference overflows on these values, so nothing was compared."""
+
+
 def check_cases(
-    candidate: CandidateProcess, opened: OpenProblem, other: OtherProcess | None = None
-) -> None:
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    record: Record,
+    other: OtherProcess | None = None,
+) -> CheckedCases:
     """Check every case of the problem: none may be wrong, and no timed one declined.
 
     A timed case is also given values of the hidden ones, so a kernel cannot infer its inputs'
     values from their sizes. `other` returns what starts the process for a hidden case whose sizes
     a kernel's constants follow, or None. Raises CandidateFault.
     """
-    evidence, declined = opened.evidence, 0
+    checked = CheckedCases()
     for index, case in enumerate(opened.problem.cases):
         if case.grown:
-            passed, detail = _check_grown(candidate, opened, index)
+            checked.apart.add(index)
+            passed, detail, _ = _check_grown(candidate, opened, index)
         elif case.hidden and opened.has_other_sizes(index):
-            passed, detail = _check_other_sizes(candidate, opened, index, other)
+            passed, detail = _check_other_sizes(candidate, opened, index, other, checked)
         else:
-            passed, detail = check_case(candidate, opened, index)
-        evidence.append(Evidence(check=f"correct on {case.name}", passed=passed, detail=detail))
+            passed, detail, _ = check_case(candidate, opened, index)
+        record.note(f"correct on {case.name}", detail, passed=passed)
         if passed is None:
-            declined += 1
-            opened.declined.add(index)
+            checked.declined.add(index)
             if case.timed:
                 raise fault("refused", f"the kernel declines the timed case {case.name}")
         elif not passed:
             raise fault("wrong", f"case {case.name}: {detail}")
         elif opened.unchecked(index):
-            evidence.append(_check_variations(candidate, opened, index))
+            detail = _check_variations(candidate, opened, index)
+            record.note(f"correct on {case.name}, varied", detail)
         if candidate.worked_s > max(WORK_S, opened.clock.limit_s):
             raise fault(
                 "timed_out",
                 f"the candidate's process was at work for {candidate.worked_s:.0f} s by case "
                 f"{index + 1} of {len(opened.problem.cases)}; raise the time limit",
             )
-    if declined == len(opened.problem.cases):
+    if len(checked.declined) == len(opened.problem.cases):
         raise fault("refused", "the kernel declines every case")
+    return checked
 
 
 def _check_other_sizes(
-    candidate: CandidateProcess, opened: OpenProblem, index: int, other: OtherProcess | None
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    index: int,
+    other: OtherProcess | None,
+    checked: CheckedCases,
 ) -> tuple[bool | None, str]:
     """Check a model's kernel on sizes that its file does not have; it may reject them."""
     process = other(opened.problem.cases[index]) if other is not None else None
     if process is not None:
-        opened.unworn.add(index)
+        checked.apart.add(index)
     try:
         with process or contextlib.nullcontext(candidate) as asked:
-            passed, detail = check_case(asked, opened, index)
+            passed, detail, _ = check_case(asked, opened, index)
     except CandidateFault as error:
         decided = error.decided
         rejects = error.raised or process is not None
         if not rejects or is_fault(decided.reason) or decided.status not in REJECTING:
             raise
-        opened.unworn.add(index)
+        checked.apart.add(index)
         return None, f"it takes the sizes of the problem's file alone: {decided.reason}"
     followed = "its file's constants followed the sizes; " if process is not None else ""
     return passed, followed + detail
 
 
-def _check_grown(
-    candidate: CandidateProcess, opened: OpenProblem, index: int
-) -> tuple[bool | None, str]:
+def _check_grown(candidate: CandidateProcess, opened: OpenProblem, index: int) -> CallAnswer:
     """Check a kernel on a size that its problem does not state; it need not take that.
 
     It does if it comes near the answer. Then an error is one of its arithmetic.
     """
-    opened.unworn.add(index)
     try:
         with candidate.uncounted(), opened.draw(index, 1, writable_inputs=True) as batch:
             (code,) = make_calls(candidate, opened, batch)
@@ -128,34 +154,34 @@ def _check_grown(
     except CandidateFault as error:
         if not error.raised:
             raise
-        return None, f"it takes the sizes of its cases alone: {error.decided.reason}"
-    passed, detail = verdict_of_call(code, check)
-    if passed is False and code == 0 and check.changed_input is None and check.off > NEAR:
-        return None, "it takes the sizes of its cases alone: its answer is another on this one"
-    return passed, detail
+        why = f"it takes the sizes of its cases alone: {error.decided.reason}"
+        return CallAnswer(None, why)
+    answer = answer_of_call(code, check)
+    if answer.passed is False and not code and check.changed_input is None and check.off > NEAR:
+        why = "it takes the sizes of its cases alone: its answer is another on this one"
+        return CallAnswer(None, why)
+    return answer
 
 
-def _check_variations(candidate: CandidateProcess, opened: OpenProblem, index: int) -> Evidence:
+def _check_variations(candidate: CandidateProcess, opened: OpenProblem, index: int) -> str:
     """Check as many kinds of values, in random order, as VARIED_S allows: at least one."""
-    began, tried = time.perf_counter(), 0
-    before = opened.overflows
+    began, tried, overflows = time.perf_counter(), 0, 0
     kinds = opened.unchecked(index)
     name = opened.problem.cases[index].name
     for values in opened.rng.sample(kinds, len(kinds)):
         if tried and time.perf_counter() - began > VARIED_S:
             break
         with candidate.uncounted():  # a census is of the case's own values
-            passed, detail = check_case(candidate, opened, index, [values])
-        tried += 1
+            passed, detail, overflow = check_case(candidate, opened, index, [values])
+        tried, overflows = tried + 1, overflows + overflow
         if passed is None:
             raise fault("refused", f"the kernel declines the timed case {name} by its values")
         if not passed:
             raise fault("wrong", f"case {name} with values of a hidden case: {detail}")
     detail = f"{tried} of {len(kinds)} kinds of hidden cases' values at its sizes"
-    overflows = opened.overflows - before
     if overflows:
         detail += f"; with {overflows} the reference overflows, so nothing is compared"
-    return Evidence(check=f"correct on {name}, varied", passed=True, detail=detail)
+    return detail
 
 
 def check_case(
@@ -165,8 +191,8 @@ def check_case(
     values: Sequence[int] = (),
     *,
     seeds: Sequence[int] = (),
-) -> tuple[bool | None, str]:
-    """Make one call on a case; return whether it is right (None if it declined), and why.
+) -> CallAnswer:
+    """Make one call on a case; return its answer.
 
     With `seeds`, other kernels are checked on the same values. Raises CandidateFault.
     """
@@ -182,12 +208,12 @@ def begun_case(
     values: Sequence[int] = (),
     *,
     seeds: Sequence[int] = (),
-) -> Iterator[Callable[[], tuple[bool | None, str]]]:
+) -> Iterator[Callable[[], CallAnswer]]:
     """Begin the call of `check_case`; yield what waits for it and returns what that does."""
     with opened.draw(index, 1, writable_inputs=True, values=values, seeds=seeds) as batch:
         wait = begin_calls(candidate, opened, batch)
 
-        def finish() -> tuple[bool | None, str]:
+        def finish() -> CallAnswer:
             (code,) = wait()
             return check_call(candidate, opened, batch, 0, code, again=bool(seeds))
 
@@ -231,14 +257,14 @@ def check_call(
     code: int,
     *,
     again: bool = False,
-) -> tuple[bool | None, str]:
-    """Compare the answers of a call that was made; return as `verdict_of_call`.
+) -> CallAnswer:
+    """Compare the outputs of a call that was made.
 
     With `again`, the right answers are kept for other kernels' calls on the same values.
     """
     with _naming(batch, opened):
         candidate.deliver(call)
-    return verdict_of_call(code, opened.check(batch, call, code, again=again))
+    return answer_of_call(code, opened.check(batch, call, code, again=again))
 
 
 @contextlib.contextmanager
@@ -252,14 +278,15 @@ def _naming(batch: DrawnBatch, opened: OpenProblem) -> Iterator[None]:
         raise error.on(f"case {opened.shown(batch.case)}") from error
 
 
-def verdict_of_call(code: int, check: CallCheck) -> tuple[bool | None, str]:
-    """Return whether a call was right, given its code (None: it declined), and why."""
+def answer_of_call(code: int, check: CallCheck) -> CallAnswer:
+    """Return the answer of a call that returned `code`."""
     if check.changed_input is not None:
-        return False, f"input {check.changed_input} was changed"
+        return CallAnswer(False, f"input {check.changed_input} was changed")
     if code > 0:
         if check.written:
-            return False, f"it declined (code {code}) but wrote to its outputs"
-        return None, f"declined (code {code}): torch would compute it"
+            return CallAnswer(False, f"it declined (code {code}) but wrote to its outputs")
+        return CallAnswer(None, f"declined (code {code}): torch would compute it")
     if code < 0:
-        return False, f"it returned {code}: an entry returns 0, or a positive code to decline"
-    return check.passed, check.detail
+        why = f"it returned {code}: an entry returns 0, or a positive code to decline"
+        return CallAnswer(False, why)
+    return CallAnswer(check.passed, check.detail, check.overflows)

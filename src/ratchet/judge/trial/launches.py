@@ -19,10 +19,10 @@ from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import has_namespaces, private_folder
 from ratchet.judge.sandbox.shared_memory import PackedFiles
 from ratchet.judge.trial.candidate import CandidateProcess
-from ratchet.judge.trial.open_problem import OpenProblem
+from ratchet.judge.trial.open_problem import OpenProblem, Record
 from ratchet.judge.trial.reference import ReferenceFault
 from ratchet.judge.trial.sources import is_compiled_reference, uses_extensions
-from ratchet.judge.verdict import CandidateFault, Decided, Evidence
+from ratchet.judge.verdict import CandidateFault, Decided
 
 
 class Launches:
@@ -214,7 +214,7 @@ class SharedCompilations:
             scratch.remove(self._folder)
             self._folder = None
 
-    def of(self, kernel: Kernel, opened: OpenProblem) -> PackedFiles | None:
+    def of(self, kernel: Kernel, opened: OpenProblem, record: Record) -> PackedFiles | None:
         """Return the reference's graphs if the kernel is torch.compile of the reference.
 
         None for other kernels, and if candidates have no private /tmp.
@@ -235,5 +235,5 @@ class SharedCompilations:
         else:
             detail = "once, by the reference worker; each process has a copy of its graphs"
         self._packed = PackedFiles.of(self._folder)
-        opened.evidence.append(Evidence(check="compiled ahead", passed=True, detail=detail))
+        record.note("compiled ahead", detail)
         return self._packed

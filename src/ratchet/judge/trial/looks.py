@@ -27,8 +27,8 @@ from ratchet.judge.trial import open_problem
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, CandidateArm, RoundSeeds, rivals, warm
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.decide import SYSTEMATIC, compare_case, faster_reference, reachable
-from ratchet.judge.trial.open_problem import OpenProblem
-from ratchet.judge.trial.plan import budgets_s, calls_of, with_fewer_calls
+from ratchet.judge.trial.open_problem import Contest, OpenProblem
+from ratchet.judge.trial.plan import budgets_s, calls_of
 from ratchet.judge.trial.sample import CaseTiming, Launch, time_alone, time_case
 from ratchet.judge.verdict import CandidateFault, Evidence, fault
 
@@ -39,7 +39,7 @@ width, the kernel would have to lie well over a standard error above its estimat
 
 
 def time_until_answered(
-    case: int, opened: OpenProblem, launch: Launch, watch: Watch | None
+    case: int, contest: Contest, launch: Launch, watch: Watch | None
 ) -> CaseTiming:
     """Return the samples of one case, over as few looks as give an answer.
 
@@ -51,7 +51,7 @@ def time_until_answered(
         """Take one look, in new launches; numbers continue those of the looks before."""
         return time_case(
             case,
-            opened,
+            contest,
             launch,
             watch,
             first_launch=1 + max((sample.launch for sample in before), default=-1),
@@ -59,13 +59,14 @@ def time_until_answered(
             budget_s=budget_s,
         )
 
+    record = contest.record
     timing, later_s = take(budgets_s()[0]), budgets_s()[1:]
     if watch is not None and watch.failed:
-        watch.conclude(opened.evidence)
-    unreachable = _unreachable(timing, opened)
-    if unreachable:
+        record.evidence.append(watch.evidence())
+        watch.conclude()
+    if unreachable := _unreachable(timing, contest.opened):
         detail = f"too fast for this machine, so measured again: {unreachable}"
-        opened.evidence.append(Evidence(check="physics", passed=False, detail=detail))
+        record.note("physics", detail, passed=False)
         timing = take(budgets_s()[-1])
 
     def settled(looks: int) -> bool:
@@ -93,8 +94,8 @@ def time_until_answered(
     until_settled(take_more, settled)
     if watch is None:
         return timing
-    unseen = watch.conclude(opened.evidence)  # it sampled every launch, the later ones too
-    return replace(timing, unseen=unseen)
+    record.evidence.append(watch.evidence())  # it sampled every launch, the later ones too
+    return replace(timing, unseen=watch.conclude())
 
 
 def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:
@@ -136,31 +137,27 @@ LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_S = 8, 40, 3.0
 
 
 def see_alone(
-    timings: Sequence[CaseTiming], opened: OpenProblem, process: CandidateProcess
-) -> tuple[Evidence, float]:
-    """Return the evidence that the gain remains call by call, and the share of the ratio that does.
-
-    The evidence fails if it does not remain.
-    """
+    timings: Sequence[CaseTiming], contest: Contest, process: CandidateProcess
+) -> tuple[float, str]:
+    """Return the share of the ratio that remains call by call, 0 if the gain does not; and why."""
     checked, shares, told = [], [], []
     for timing in timings:
-        if calls_of(opened, timing.case) == 1:
+        if calls_of(contest, timing.case) == 1:
             shares.append(1.0)
             continue
         together_s = _saved_s(timing)
-        saved = _saved_alone_s(timing.case, opened, process, together_s)
+        saved = _saved_alone_s(timing.case, contest, process, together_s)
         words = (
             f"on {timing.name} it saves {1e3 * together_s:.3g} ms a call where calls share a "
             f"batch, and {1e3 * median(saved):.3g} ms where each is alone"
         )
         checked.append(timing.name)
         if not remains(median(saved), together_s):
-            return Evidence(check="one by one", passed=False, detail=words), 0.0
+            return 0.0, words
         shares.append(kept_share(_median_s(timing, faster_reference(timing)), together_s, saved))
         told += [words] if shares[-1] < 1 else []
     remaining = f"the gain remains where each call is alone: {', '.join(checked) or 'each is'}"
-    detail = "; ".join(told) or remaining
-    return Evidence(check="one by one", passed=True, detail=detail), geometric_mean(shares)
+    return geometric_mean(shares), "; ".join(told) or remaining
 
 
 def kept_share(reference_s: float, together_s: float, alone_s: Sequence[float]) -> float:
@@ -191,12 +188,12 @@ def _median_s(timing: CaseTiming, arm: str) -> float:
 
 
 def _saved_alone_s(
-    case: int, opened: OpenProblem, process: CandidateProcess, together_s: float
+    case: int, contest: Contest, process: CandidateProcess, together_s: float
 ) -> list[float]:
     """Return the seconds saved in each pair of batches of one call."""
     saved: list[float] = []
-    candidate = CandidateArm(process, opened, case)
-    with rivals(process, opened, case) as found:
+    opened, candidate = contest.opened, CandidateArm(process, contest, case)
+    with rivals(process, contest, case) as found:
         arms = (found[0], candidate)
         for arm in arms:
             arm.begin(RoundSeeds(opened, fresh=False))
@@ -232,40 +229,38 @@ def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceC
             candidate.prepare(batch.layout, batch.memories, batch.read)
             candidate.go(batch.memories, calls, limit_s=2 * opened.cases[index].limit_s(calls))
 
-    with_fewer_calls(opened, CALLS, run)
+    opened.with_fewer_calls(CALLS, run)
     told, candidate.censuses = candidate.censuses[-1][1], None
     return told_as(DeviceCount, told)
 
 
-def check_clocks(timings: Sequence[CaseTiming], opened: OpenProblem, *, won: bool) -> None:
+def check_clocks(timings: Sequence[CaseTiming], contest: Contest, *, won: bool) -> None:
     """Raise `unmeasured` if the GPU's own clock, or the reference alone, contradicts a time.
 
     The reference is timed alone only if the kernel won. The kernel's processes are gone by now.
     """
-    evidence = opened.evidence
-    evidence.append(opened.flushes())
-    doubts = []
-    for timing in timings:
-        found, doubt = opened.device_clock.compare(timing.case, timing.name, candidate=CANDIDATE)
-        evidence.append(found)
+    clock, doubts = contest.device_clock, []
+
+    def note(found: Evidence, doubt: str) -> None:
+        contest.record.evidence.append(found)
         doubts.append(doubt)
-    if won and not any(doubts):
-        for timing in timings:
-            calls = min(one.iterations for one in timing.samples)
-            medians = [summarise(timing.samples, arm).median_s for arm in (REFERENCE, CANDIDATE)]
-            found, doubt = opened.device_clock.exceeds_round_trip(
-                timing.case, timing.name, calls * (medians[0] - medians[1])
-            )
-            evidence.append(found)
-            doubts.append(doubt)
-            found, doubt = open_problem.undisturbed(
+
+    contest.record.note("caches", contest.opened.flushes())
+    for timing in timings:
+        note(*clock.compare(timing.case, timing.name, candidate=CANDIDATE))
+    for timing in timings if won and not any(doubts) else ():
+        calls = min(one.iterations for one in timing.samples)
+        reference_s, candidate_s = (_median_s(timing, arm) for arm in (REFERENCE, CANDIDATE))
+        saved_s = calls * (reference_s - candidate_s)
+        note(*clock.exceeds_round_trip(timing.case, timing.name, saved_s))
+        note(
+            *open_problem.undisturbed(
                 timing.name,
-                alone=time_alone(timing.case, opened),
-                beside_s=summarise(timing.samples, REFERENCE).median_s,
-                candidate_s=summarise(timing.samples, CANDIDATE).median_s,
+                alone=time_alone(timing.case, contest),
+                beside_s=reference_s,
+                candidate_s=candidate_s,
                 least=SYSTEMATIC,
             )
-            evidence.append(found)
-            doubts.append(doubt)
+        )
     if any(doubts):
         raise fault("unmeasured", f"right, but {next(filter(None, doubts))}")

@@ -8,15 +8,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 from ratchet.judge.trial.candidate import CandidateProcess
-from ratchet.judge.trial.kernel_checks import check_call, make_calls
-from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem
-from ratchet.judge.trial.plan import with_fewer_calls
+from ratchet.judge.trial.kernel_checks import CheckedCases, check_call, make_calls
+from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem, Record
 from ratchet.judge.verdict import Evidence, fault
 
 FEWEST, MOST = 4, 8
@@ -28,7 +27,7 @@ COMPARED_S: Final = 0.3
 """Seconds for comparing them, after the first two."""
 
 
-def check_together(candidate: CandidateProcess, opened: OpenProblem) -> None:
+def check_together(candidate: CandidateProcess, opened: OpenProblem, record: Record) -> None:
     """Compare the results of several calls on different inputs, held together, on a timed case.
 
     The evidence says if the last call, on the first one's inputs, repeats its bits.
@@ -54,7 +53,7 @@ def check_together(candidate: CandidateProcess, opened: OpenProblem) -> None:
             return same, first_wrong(candidate, opened, batch, codes, order, least=len(first))
 
     with candidate.uncounted():
-        same, detail = with_fewer_calls(opened, calls, run, least=FEWEST)
+        same, detail = opened.with_fewer_calls(calls, run, least=FEWEST)
     if detail:
         why = (
             f"case {name}: right one call at a time, and wrong where the results of several calls "
@@ -62,8 +61,7 @@ def check_together(candidate: CandidateProcess, opened: OpenProblem) -> None:
         )
         raise fault("wrong", f"{why}: {detail}")
     words = "equal bit for bit" if same else "not equal bit for bit, which is allowed"
-    detail = f"two calls on the same inputs of {name}: {words}"
-    opened.evidence.append(Evidence(check="repeatability", passed=True, detail=detail))
+    record.note("repeatability", f"two calls on the same inputs of {name}: {words}")
 
 
 def first_wrong(
@@ -85,9 +83,9 @@ def first_wrong(
     for place, call in enumerate(order):
         if place >= least and time.perf_counter() - began > COMPARED_S:
             break
-        passed, detail = check_call(candidate, opened, batch, call, codes[call], again=again)
-        if not passed:
-            return detail
+        answer = check_call(candidate, opened, batch, call, codes[call], again=again)
+        if not answer.passed:
+            return answer.detail
     return ""
 
 
@@ -150,6 +148,8 @@ class _Worn:
 
     candidate: CandidateProcess
     opened: OpenProblem
+    declined: Set[int]
+    """The cases that the kernel declines."""
     made: int = 0
     call_s: dict[int, float] = field(default_factory=dict)
     """Seconds of a case's call in its quickest batch."""
@@ -200,7 +200,7 @@ class _Worn:
                 return self._compared(batch, codes, most)
 
         wanted = self._calls(index, BATCH if calls is None else calls)
-        detail = with_fewer_calls(opened, wanted, run, least=2)
+        detail = opened.with_fewer_calls(wanted, run, least=2)
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}{detail}" if detail else ""
@@ -224,7 +224,7 @@ class _Worn:
                 self.made += rounds * calls
 
         self.call_s.setdefault(index, opened.cases[index].time_s)
-        with_fewer_calls(opened, self._calls(index, BATCH), run, least=2)
+        opened.with_fewer_calls(self._calls(index, BATCH), run, least=2)
         return self.batch(index, opened.rng.getrandbits(32), most=2, alike=1)
 
     @property
@@ -241,7 +241,7 @@ class _Worn:
     def _check_taken(self, index: int, codes: Sequence[int]) -> None:
         """Raise CandidateFault if a case is declined that was not before."""
         code = max(codes)
-        if code > 0 and index not in self.opened.declined:
+        if code > 0 and index not in self.declined:
             name = self.opened.problem.cases[index].name
             raise fault(
                 "refused",
@@ -270,16 +270,23 @@ def is_cheap(opened: OpenProblem, index: int) -> bool:
     return facts.bytes <= CHEAP_BYTES and facts.time_s <= CHEAP_S
 
 
-def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> None:
+def check_wear(
+    candidate: CandidateProcess, opened: OpenProblem, record: Record, checked: CheckedCases
+) -> None:
     """Compare the last of several hundred calls in one process; tell if its memory grows."""
-    chosen, evidence = _chosen(opened), opened.evidence
+    quick = [
+        index
+        for index, facts in enumerate(opened.cases)
+        if index not in checked.apart and facts.time_s <= SLOWEST_S
+    ]
+    chosen = _chosen(opened, quick)
     if not chosen:
         detail = f"no case was quick enough to be called hundreds of times (at most {SLOWEST_S} s)"
-        evidence.append(Evidence(check=WORN, passed=None, detail=detail))
+        record.note(WORN, detail, passed=None)
         return
     places = {index: opened.rng.getrandbits(32) for index in chosen}
     wanted = opened.rng.randint(FEWEST_CALLS, MOST_CALLS)
-    worn = _Worn(candidate=candidate, opened=opened)
+    worn = _Worn(candidate=candidate, opened=opened, declined=checked.declined)
     memory: list[tuple[int, int]] = []
     rounds, quickest_s = 0, math.inf
     are_cheap = all(is_cheap(opened, index) for index in chosen)
@@ -294,21 +301,31 @@ def check_wear(candidate: CandidateProcess, opened: OpenProblem) -> None:
             rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
         if are_cheap and worn.made < FEWEST_CALLS:
             if worn.mean_s * FEWEST_CALLS < limit_s:
-                raise fault("unmeasured", _too_few(worn.made, opened.clock.limit_s))
-            slow = _too_slow(worn.made, worn.mean_s)
-            evidence.append(Evidence(check=FEW, passed=None, detail=slow))
-        for index in _late(opened):
+                raise fault(
+                    "unmeasured",
+                    f"right so far, but only {worn.made} of {FEWEST_CALLS} calls in one process "
+                    f"fit into a quarter of the time limit of {opened.clock.limit_s:.3g} s: an old "
+                    "answer would not show; raise --time-limit",
+                )
+            detail = (
+                f"only {worn.made} of {FEWEST_CALLS} calls in one process were made, as the kernel "
+                f"takes {1000 * worn.mean_s:.0f} ms a call on cheap cases"
+            )
+            record.note(FEW, detail, passed=None)
+        # The first timed case, if it is none of the cheap ones, which get hundreds of calls.
+        for index in opened.timed[:1]:
+            if index not in quick or is_cheap(opened, index):
+                continue
             if detail := worn.late(index, opened.rng.randint(LATE_CALLS // 2, LATE_CALLS)):
                 raise fault("wrong", detail)
         detail = worn.last(places)
         if detail:
             raise fault("wrong", detail)
-    detail = f"right after {worn.made} calls on {len(places)} cases in one process"
-    evidence.append(Evidence(check=WORN, passed=True, detail=detail))
+    record.note(WORN, f"right after {worn.made} calls on {len(places)} cases in one process")
     if grows := _growth(memory):
-        evidence.append(Evidence(check=GREW, passed=False, detail=grows))
+        record.note(GREW, grows, passed=False)
     if opened.accelerator is None and (works := _works_at_rest(candidate)):
-        evidence.append(Evidence(check=RESTLESS, passed=False, detail=works))
+        record.note(RESTLESS, works, passed=False)
 
 
 def told_of_wear(evidence: Sequence[Evidence]) -> list[str]:
@@ -329,20 +346,6 @@ def why_no_gain(evidence: Sequence[Evidence]) -> str:
     return "it works between its calls" if RESTLESS in found else ""
 
 
-def _too_few(made: int, limit_s: float) -> str:
-    return (
-        f"right so far, but only {made} of {FEWEST_CALLS} calls in one process fit into a quarter "
-        f"of the time limit of {limit_s:.3g} s: an old answer would not show; raise --time-limit"
-    )
-
-
-def _too_slow(made: int, call_s: float) -> str:
-    return (
-        f"only {made} of {FEWEST_CALLS} calls in one process were made, as the kernel takes "
-        f"{1000 * call_s:.0f} ms a call on cheap cases"
-    )
-
-
 def _pairs(opened: OpenProblem, calls: int, count: int) -> list[tuple[int, int]]:
     """Return so many calls of a batch, each with an earlier one.
 
@@ -353,30 +356,14 @@ def _pairs(opened: OpenProblem, calls: int, count: int) -> list[tuple[int, int]]
     return [(call, rng.choice((call, rng.randrange(call)))) for call in later]
 
 
-def _chosen(opened: OpenProblem) -> list[int]:
+def _chosen(opened: OpenProblem, quick: Sequence[int]) -> list[int]:
     """Return cheap cases at random, a timed one among them; without any, the cheapest two."""
-    open_ones = [
-        index
-        for index, facts in enumerate(opened.cases)
-        if index not in opened.unworn and facts.time_s <= SLOWEST_S
-    ]
-    cheap = [index for index in open_ones if is_cheap(opened, index)]
-    if cheap:
-        drawn = opened.rng.sample(cheap, min(CASES, len(cheap)))
-        timed = [index for index in opened.timed if index in cheap]
-        return list(dict.fromkeys([*timed[:1], *drawn]))[:CASES]
-    return sorted(open_ones, key=lambda index: opened.cases[index].bytes)[:2]
-
-
-def _late(opened: OpenProblem) -> list[int]:
-    """Return the first timed case, if it is none of the cheap ones, which get hundreds of calls."""
-    return [
-        index
-        for index in opened.timed[:1]
-        if index not in opened.unworn
-        and opened.cases[index].time_s <= SLOWEST_S
-        and not is_cheap(opened, index)
-    ]
+    cheap = [index for index in quick if is_cheap(opened, index)]
+    if not cheap:
+        return sorted(quick, key=lambda index: opened.cases[index].bytes)[:2]
+    drawn = opened.rng.sample(cheap, min(CASES, len(cheap)))
+    timed = [index for index in opened.timed if index in cheap]
+    return list(dict.fromkeys([*timed[:1], *drawn]))[:CASES]
 
 
 def _works_at_rest(candidate: CandidateProcess) -> str:

@@ -8,14 +8,15 @@ reference that its own process slowed down: work on a GPU goes on while its proc
 from __future__ import annotations
 
 import contextlib
+import logging
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process import Clock
@@ -27,14 +28,15 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.shared_memory import BatchLayout
 from ratchet.judge.trial.reference import (
-    COMPILED,
     DeviceMemoryRefused,
     ReferenceFault,
     ReferenceProcess,
-    RivalProcess,
     Rivals,
 )
-from ratchet.judge.verdict import Evidence, fault
+from ratchet.judge.verdict import EmulatedCase, Evidence, TimedSample, fault
+
+LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MOST_ROUND_TRIP: Final = 1.0
 """A round trip up to this many times a batch's work is subtracted from its time."""
@@ -229,6 +231,19 @@ class DrawnBatch:
     """Calls whose inputs are those of an earlier one, but for a few elements."""
 
 
+@dataclass(slots=True)
+class Record:
+    """All that a trial finds, in order. The verdict keeps it, however the trial ends."""
+
+    evidence: list[Evidence] = field(default_factory=list)
+    samples: list[TimedSample] = field(default_factory=list)
+    emulated: list[EmulatedCase] = field(default_factory=list)
+
+    def note(self, check: str, detail: str, *, passed: bool | None = True) -> None:
+        """Add one line of evidence."""
+        self.evidence.append(Evidence(check=check, passed=passed, detail=detail))
+
+
 class OpenProblem:
     """A problem that the reference worker holds open, and the secrets of this verdict."""
 
@@ -240,14 +255,11 @@ class OpenProblem:
         rng: random.Random,
         clock: Clock,
         accelerator: Accelerator | None = None,
-        evidence: list[Evidence] | None = None,
+        *,
+        is_emulated: bool = False,
     ) -> None:
-        """Stages add what they find to `evidence`."""
         self.problem = problem
-        self.evidence = [] if evidence is None else evidence
         self.accelerator = accelerator
-        self.device_clock = DeviceClock()
-        self._flushed: Message = {}
         self.reference = reference
         self.cases = list(cases)
         self.rng = rng
@@ -257,24 +269,11 @@ class OpenProblem:
         self._variations = {
             index: problem.varied(case) for index, case in enumerate(problem.cases) if case.timed
         }
-        self.unworn: set[int] = set()
-        """The cases that a kernel rejects, or that it was given in a process of their own."""
-        self.declined: set[int] = set()
-        """The cases that a kernel declines."""
-        self.overflows = 0
-        """Calls that were not compared, because the reference overflows on their values."""
-        self.rivals = Rivals(problem, reference, clock, accelerator)
-        """Processes of the reference that are timed."""
-        self.lasting: dict[str, RivalProcess] = {}
-        """Those that last for the whole verdict, by the name of their arm."""
+        self._is_emulated = is_emulated
+        self._flushed: Message = {}
         self._batches = 0
-        self.is_emulated = False
-        self.least_calls = 1
-        """The fewest calls of a timed batch, unless they are too large or too slow."""
-        self.batch_part = 1
+        self._batch_part = 1
         """On a GPU a batch has this part of its calls: memory was refused for more."""
-        self.among = 1
-        """Verdicts that share one chance of a false answer."""
 
     def has_other_sizes(self, index: int) -> bool:
         """Return whether a case has sizes that the file of a KernelBench problem has not."""
@@ -295,7 +294,7 @@ class OpenProblem:
 
         An emulated kernel is not compared with the reference's speed: the verdict's limit holds.
         """
-        if self.is_emulated:
+        if self._is_emulated:
             return self.clock.step_limit_s
         return self.cases[case].limit_s(calls)
 
@@ -391,11 +390,11 @@ class OpenProblem:
         if self.accelerator is not None:
             self._flushed = self.ask(do="flush", load_s=load_s)
 
-    def flushes(self) -> Evidence:
-        """Return the evidence of what was done to a GPU's caches before each batch."""
+    def flushes(self) -> str:
+        """Return what was done to a GPU's caches before each batch."""
         size = f"{self._flushed.get('flushed_bytes', 0)} bytes written before every batch"
         reset = "reset" if self._flushed.get("persisting_reset") else "not known to this driver"
-        return Evidence(check="caches", passed=True, detail=f"{size}; persisting lines {reset}")
+        return f"{size}; persisting lines {reset}"
 
     @contextlib.contextmanager
     def reference_rests(self) -> Iterator[None]:
@@ -412,26 +411,16 @@ class OpenProblem:
         finally:
             self.reference.resume()
 
-    def compile_rival(self) -> Evidence:
-        """Have the reference compiled for all launches; return whether that succeeded."""
-        check, threads = "torch.compile as a rival", self.reference.threads
-        limit_s = self._compile_limit_s
-        try:
-            started = self.rivals.start(threads=threads, compiled=True, limit_s=limit_s)
-        except (ReferenceFault, DeviceMemoryRefused) as error:
-            return Evidence(check=check, passed=False, detail=f"not timed: {error}")
-        self.lasting[COMPILED] = started
-        return Evidence(check=check, passed=True, detail="compiled before the clock started")
-
     def compile_into(self, folder: Path) -> None:
         """Have the reference worker compile the reference for every case, into a folder.
 
         Raises ReferenceFault if it cannot.
         """
-        self.ask(do="compile into", folder=str(folder), limit_s=self._compile_limit_s)
+        self.ask(do="compile into", folder=str(folder), limit_s=self.compile_limit_s)
 
     @property
-    def _compile_limit_s(self) -> float:
+    def compile_limit_s(self) -> float:
+        """Seconds that torch.compile of the reference may take."""
         return max(COMPILE_LEAST_S, min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s))
 
     def check(self, batch: DrawnBatch, call: int, code: int, *, again: bool = False) -> CallCheck:
@@ -442,9 +431,45 @@ class OpenProblem:
         began = time.perf_counter()
         reply = self.ask(do="check", batch=batch.number, call=call, code=code, again=again)
         self.check_time_s[batch.case] = time.perf_counter() - began
-        check = CallCheck(**reply)
-        self.overflows += check.overflows
-        return check
+        return CallCheck(**reply)
+
+    def with_fewer_calls(self, wanted: int, run: Callable[[int], T], *, least: int = 1) -> T:
+        """Run with the wanted calls of a batch, and again with half as long as memory is refused.
+
+        Others may hold a GPU's memory too. Later batches are as small. Raises DeviceMemoryRefused
+        if memory is refused for the `least`: then the environment is at fault.
+        """
+        while True:
+            calls = max(least, wanted // self._batch_part)
+            try:
+                return run(calls)
+            except DeviceMemoryRefused as error:
+                if calls <= least or self.accelerator is None:
+                    raise
+                LOG.debug("half of %d calls, because %s", calls, error)
+            self._batch_part *= 2
+
+    def told_of_fewer(self, wanted: int) -> str:
+        """Return what to tell of smaller batches, or "" if they have the wanted calls."""
+        calls = max(1, wanted // self._batch_part)
+        if calls == wanted:
+            return ""
+        named = "1 call" if calls == 1 else f"{calls} calls"
+        return f"device memory was refused: batches of {named} instead of {wanted}"
+
+
+@dataclass(kw_only=True)
+class Contest:
+    """The kernel against the reference, while they are timed."""
+
+    opened: OpenProblem
+    rivals: Rivals
+    record: Record
+    device_clock: DeviceClock = field(default_factory=DeviceClock)
+    least_calls: int = 1
+    """The fewest calls of a timed batch, unless they are too large or too slow."""
+    among: int = 1
+    """Verdicts that share one chance of a false answer."""
 
 
 def described_cases(
@@ -457,7 +482,7 @@ def described_cases(
     accelerator: Accelerator | None = None,
     kind: type[CaseFacts] = CaseFacts,
     is_timed: bool = True,
-    evidence: list[Evidence],
+    record: Record,
 ) -> list[CaseFacts]:
     """Have the reference worker open a problem; return what it measured of each case, as `kind`.
 
@@ -478,7 +503,7 @@ def described_cases(
         raise fault("refused", f"the problem cannot be judged: {error}") from error
     trivial = ", ".join(reply["gate"])
     detail = f"passes though trivial: {trivial}" if trivial else ""
-    evidence.append(Evidence(check="problem gate", passed=not trivial, detail=detail))
+    record.note("problem gate", detail, passed=not trivial)
     if trivial:
         raise fault("refused", f"the problem accepts {trivial}: tighten it")
     measured = zip(problem.cases, reply["cases"], strict=True)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ratchet.base.measure.contest import even_rounds
-from ratchet.judge.trial.open_problem import OpenProblem
-from ratchet.judge.trial.reference import DeviceMemoryRefused
+from ratchet.judge.trial.open_problem import Contest, OpenProblem
 from ratchet.judge.verdict import CandidateFault, Decided
 
 LOOKS = 3
@@ -109,16 +105,17 @@ def round_count(round_s: float, budget_s: float) -> int:
     return even_rounds(budget_s / LAUNCHES, round_s, most=MAX_ROUNDS, fewest=MIN_ROUNDS)
 
 
-def calls_of(opened: OpenProblem, case: int, *, share: int = 1) -> int:
+def calls_of(contest: Contest, case: int, *, share: int = 1) -> int:
     """Return the number of calls in a batch of a case, on its device.
 
     On a GPU a batch gets this share of the memory that one of a verdict may take. Once
-    memory was refused, batches have fewer calls (`with_fewer_calls`).
+    memory was refused, batches have fewer calls (`OpenProblem.with_fewer_calls`).
     """
+    opened = contest.opened
     facts, accelerator = opened.cases[case], opened.accelerator
     if accelerator is None:
         calls = calls_per_batch(facts.time_s, facts.bytes)
-        least = opened.least_calls
+        least = contest.least_calls
         fits = least * facts.bytes <= MOST_HELD_BYTES and facts.time_s <= SLOW_CALL_S
         return max(calls, least) if fits else calls
     drawn_there = opened.problem.model is None
@@ -136,40 +133,3 @@ def calls_per_batch(time_s: float, size_bytes: float, *, gpu_bytes: int | None =
     wanted = math.ceil(target_s / max(time_s, 1e-7))
     limit = MAX_BATCH_BYTES if gpu_bytes is None else gpu_bytes
     return max(1, min(wanted, int(limit / max(size_bytes, 1.0)), most))
-
-
-# Repeat with half the calls in a batch if a GPU refuses memory, which others may hold too.
-#
-# The refusal is the environment's fault: where not even one call fits, the verdict is
-# `unmeasured`.
-
-LOG = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-def with_fewer_calls(
-    opened: OpenProblem, wanted: int, run: Callable[[int], T], *, least: int = 1
-) -> T:
-    """Run with the wanted calls of a batch, and again with half as long as memory is refused.
-
-    Later batches of the verdict are as small. Raises DeviceMemoryRefused if memory is refused for
-    the `least`.
-    """
-    while True:
-        calls = max(least, wanted // opened.batch_part)
-        try:
-            return run(calls)
-        except DeviceMemoryRefused as error:
-            if calls <= least or opened.accelerator is None:
-                raise
-            LOG.debug("half of %d calls, because %s", calls, error)
-        opened.batch_part *= 2
-
-
-def told_of_fewer(opened: OpenProblem, wanted: int) -> str:
-    """Return what to tell of smaller batches, or "" if they have the wanted calls."""
-    calls = max(1, wanted // opened.batch_part)
-    if calls == wanted:
-        return ""
-    named = "1 call" if calls == 1 else f"{calls} calls"
-    return f"device memory was refused: batches of {named} instead of {wanted}"

@@ -342,6 +342,8 @@ class Rivals:
         self._zygote: Forks | None = None
         self._own: ProblemZygote | None = None
         self._running: list[RivalProcess] = []
+        self.lasting: dict[str, RivalProcess] = {}
+        """Those that last for the whole verdict, by the name of their arm."""
 
     def start(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
         """Start one that has loaded the reference and is stopped. Raises ReferenceFault.
@@ -352,6 +354,16 @@ class Rivals:
         process = self.begin(threads=threads, compiled=compiled, limit_s=limit_s)
         process.await_load()
         return process
+
+    def compile(self, *, limit_s: float) -> str:
+        """Have the reference compiled for all launches; return why it was not, or ""."""
+        try:
+            self.lasting[COMPILED] = self.start(
+                threads=self._reference.threads, compiled=True, limit_s=limit_s
+            )
+        except (ReferenceFault, DeviceMemoryRefused) as error:
+            return str(error)
+        return ""
 
     def begin(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
         """Start one that loads the reference while others do; `await_load` comes next."""

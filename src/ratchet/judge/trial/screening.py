@@ -34,9 +34,15 @@ from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.compiling import CompilePool, Toolchain
 from ratchet.judge.trial.kernel_checks import begun_case, make_calls
 from ratchet.judge.trial.many_calls import first_wrong
-from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem, described_cases
-from ratchet.judge.trial.plan import calls_per_batch, with_fewer_calls
-from ratchet.judge.trial.reference import ReferenceProcess
+from ratchet.judge.trial.open_problem import (
+    CaseFacts,
+    Contest,
+    OpenProblem,
+    Record,
+    described_cases,
+)
+from ratchet.judge.trial.plan import calls_per_batch
+from ratchet.judge.trial.reference import ReferenceProcess, Rivals
 from ratchet.judge.trial.screening_rounds import (
     BEST,
     FIRST_CALL_S,
@@ -139,7 +145,7 @@ class ScreeningRun:
 
     def run(
         self,
-        opened: OpenProblem,
+        contest: Contest,
         pool: CompilePool,
         zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
@@ -148,6 +154,7 @@ class ScreeningRun:
         On a GPU as many as there are cores load and make their first calls at the same time, before
         one of them is timed: Triton compiles then. All of them are stopped when the clock runs.
         """
+        opened, lasting = contest.opened, contest.rivals.lasting
         memory_bytes = {one.kernel.language: opened.memory_bytes(one.runnable) for one in self._all}
 
         def start(entrant: Entrant) -> None:
@@ -167,8 +174,7 @@ class ScreeningRun:
                 close_descriptors([] if library is None else [library])
 
         if self.accelerator is not None:  # it opens the GPU while the first candidates do
-            rival = opened.rivals.begin(threads=opened.reference.threads)
-            opened.lasting[REFERENCE] = rival
+            lasting[REFERENCE] = contest.rivals.begin(threads=opened.reference.threads)
         cases = self._drawn_cases(opened)
         size = group_size(opened.cases, self.accelerator)
         groups = self._groups(size)
@@ -182,7 +188,7 @@ class ScreeningRun:
             try:
                 self._load(together, start)
                 if self.accelerator is not None and first == 0:
-                    opened.lasting[REFERENCE].await_load()
+                    lasting[REFERENCE].await_load()
                 LOG.debug("%s kernels are loaded", len(together))
                 self._check(together, cases, opened, pool)
                 LOG.debug("they are checked")
@@ -192,7 +198,7 @@ class ScreeningRun:
                         return
                     share_s = self.clock.left_s / (len(groups) - at)
                     budget_s = min(BUDGET_S, share_s) / max(1, len(opened.timed))
-                    self._time([*best, *group], opened, budget_s)
+                    self._time([*best, *group], contest, budget_s)
                     LOG.debug("%s of them are timed", len(group))
                     for entrant in group:  # whose memory the next ones get
                         entrant.end()
@@ -301,7 +307,7 @@ class ScreeningRun:
                     return first_wrong(process, opened, batch, codes, compared, again=True)
 
             with entrant.on_trial():
-                if detail := with_fewer_calls(opened, wanted, run):
+                if detail := opened.with_fewer_calls(wanted, run):
                     name = opened.problem.cases[index].name
                     raise fault("wrong", f"several calls on {name}, held together: {detail}")
 
@@ -327,7 +333,7 @@ class ScreeningRun:
                     begun.append((entrant, held.enter_context(finish)))
             for entrant, finished in begun:
                 with entrant.on_trial():
-                    passed, detail = finished()
+                    passed, detail, _ = finished()
                     check_s = opened.check_time_s[case]
                     self._check_s[case] = max(self._check_s.get(case, 0.0), check_s)
                     if passed is False:
@@ -336,21 +342,21 @@ class ScreeningRun:
                         raise fault("refused", f"the kernel declines the timed case {asked.name}")
                     yield entrant.name, passed
 
-    def _time(self, group: Sequence[Entrant], opened: OpenProblem, budget_s: float) -> None:
+    def _time(self, group: Sequence[Entrant], contest: Contest, budget_s: float) -> None:
         """Time the candidates that are right, and answer them."""
-        by_name = {entrant.name: entrant for entrant in group}
+        opened, by_name = contest.opened, {entrant.name: entrant for entrant in group}
 
         def lose(name: str, decided: Decided) -> None:
             by_name[name].decide(decided)
 
         for case in opened.timed:
             arms = [
-                ScreenedArm(one.name, one.process, opened, case)
+                ScreenedArm(one.name, one.process, contest, case)
                 for one in group
                 if not one.is_out and one.process is not None
             ]
             check_s = self._check_s.get(case, 0.0)
-            found = time_together(case, opened, arms, lose, check_s=check_s, budget_s=budget_s)
+            found = time_together(case, contest, arms, lose, check_s=check_s, budget_s=budget_s)
             for name, timed in found.items():
                 by_name[name].timings.append(timed)
                 by_name[name].evidence += [timed.smaller] if timed.smaller else []
@@ -534,16 +540,14 @@ class Screener:
         compiled = [one for one in run.kernels if one.language == "cpp"]
         with CompilePool(compiled, tools=self._tools, threads=self._threads) as pool:
             try:
-                opened = self._open(run, worker(), secret)
+                contest = self._open(run, worker(), secret)
             except CandidateFault as error:
                 run.decide_all(error.decided)
                 return
-            try:
-                run.run(opened, pool, zygote_of)
-            finally:
-                opened.rivals.close()
+            with contextlib.closing(contest.rivals):
+                run.run(contest, pool, zygote_of)
 
-    def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> OpenProblem:
+    def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> Contest:
         """Return the problem with the secrets of one screening; open it unless it is held."""
         device = "" if run.accelerator is None else run.accelerator.key
         wanted = (run.problem, run.problem_hash, reference, device)
@@ -557,7 +561,7 @@ class Screener:
                 limit_s=OPENING_S,
                 accelerator=run.accelerator,
                 kind=QuickFacts,
-                evidence=[],
+                record=Record(),
             )
             self._held = HeldProblem(wanted, found)
         return opened_quickly(self._held, run.clock, secret, run.accelerator)
@@ -565,7 +569,12 @@ class Screener:
 
 def opened_quickly(
     held: HeldProblem, clock: Clock, secret: int, accelerator: Accelerator | None = None
-) -> OpenProblem:
-    """Return a problem that is held open, with the secrets of one screening."""
+) -> Contest:
+    """Return a contest on a problem that is held open, with the secrets of one screening."""
     problem, _, reference, _ = held.key
-    return OpenProblem(problem, reference, held.cases, random.Random(secret), clock, accelerator)
+    rng = random.Random(secret)
+    return Contest(
+        opened=OpenProblem(problem, reference, held.cases, rng, clock, accelerator),
+        rivals=Rivals(problem, reference, clock, accelerator),
+        record=Record(),
+    )

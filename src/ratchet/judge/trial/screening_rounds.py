@@ -24,8 +24,8 @@ from ratchet.judge.targets import targets
 from ratchet.judge.trial.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import check_call
-from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem
-from ratchet.judge.trial.plan import calls_of, told_of_fewer, with_fewer_calls
+from ratchet.judge.trial.open_problem import CaseFacts, Contest, OpenProblem
+from ratchet.judge.trial.plan import calls_of
 from ratchet.judge.trial.reference import RivalProcess
 from ratchet.judge.trial.sample import without_round_trip
 from ratchet.judge.verdict import CandidateFault, Decided, Screening, ScreeningStatus, fault
@@ -80,12 +80,10 @@ class Loses(Protocol):
 class ScreenedArm:
     """A candidate in its sandbox. The judge compares the outputs of one secret call of a round."""
 
-    def __init__(
-        self, name: str, process: CandidateProcess, opened: OpenProblem, case: int
-    ) -> None:
+    def __init__(self, name: str, process: CandidateProcess, contest: Contest, case: int) -> None:
         self.name = name
         self.process = process
-        self._opened = opened
+        self._opened, self._device_clock = contest.opened, contest.device_clock
         self._case = case
         self._rounds: SharedRounds | None = None
         self._seeds: RoundSeeds | None = None
@@ -130,20 +128,18 @@ class ScreenedArm:
                 )
             call = None if rounds is None else rounds.compared.get(self._batch)
             if call is not None:
-                passed, detail = check_call(
-                    self.process, opened, batch, call, codes[call], again=True
-                )
-                if not passed or any(codes):
+                answer = check_call(self.process, opened, batch, call, codes[call], again=True)
+                if not answer.passed or any(codes):
                     name = opened.problem.cases[self._case].name
-                    raise fault("wrong", f"wrong on {name} while it was timed: {detail}")
-        opened.device_clock.note(self._case, self.name, wall_time_s, self.process.device_s)
+                    raise fault("wrong", f"wrong on {name} while it was timed: {answer.detail}")
+        self._device_clock.note(self._case, self.name, wall_time_s, self.process.device_s)
         self._batch += 1
         return Timing(wall_time_s=wall_time_s, cpu_time_s=cpu_time_s)
 
 
 def time_together(
     case: int,
-    opened: OpenProblem,
+    contest: Contest,
     arms: Sequence[ScreenedArm],
     lose: Loses,
     *,
@@ -165,17 +161,17 @@ def time_together(
 
     def run(calls: int) -> dict[str, Timed]:
         left = [arm for arm in arms if arm.name not in out]
-        return _timed(case, opened, left, lost, calls, check_s=check_s, budget_s=budget_s)
+        return _timed(case, contest, left, lost, calls, check_s=check_s, budget_s=budget_s)
 
-    wanted = calls_of(opened, case, share=GPU_SHARE)
-    found = with_fewer_calls(opened, wanted, run)
-    words = told_of_fewer(opened, wanted)
+    wanted = calls_of(contest, case, share=GPU_SHARE)
+    found = contest.opened.with_fewer_calls(wanted, run)
+    words = contest.opened.told_of_fewer(wanted)
     return {name: replace(one, smaller=words) for name, one in found.items()}
 
 
 def _timed(
     case: int,
-    opened: OpenProblem,
+    contest: Contest,
     arms: Sequence[ScreenedArm],
     lose: Loses,
     calls: int,
@@ -186,8 +182,9 @@ def _timed(
     """Time these arms in batches of so many calls."""
     if not [arm for arm in arms if arm.name != BEST]:
         return {}
-    with _reference(opened) as rival:
-        reference = RivalArm(REFERENCE, rival, opened, case, output_mode(arms[-1].process, opened))
+    opened = contest.opened
+    with _reference(contest) as rival:
+        reference = RivalArm(REFERENCE, rival, contest, case, output_mode(arms[-1].process, opened))
         warm_seeds = RoundSeeds(opened, fresh=False)  # drawn once: no warm batch is compared
         reference.begin(warm_seeds)
         for arm in arms:
@@ -198,10 +195,10 @@ def _timed(
             return {}
         rounds = SharedRounds(opened, calls, check_s=check_s)
         end_s = min(time.monotonic() + budget_s, opened.clock.deadline)
-        opened.device_clock.begin(case)
+        contest.device_clock.begin(case)
         samples = without_round_trip(
             _rounds(reference, kept, calls, opened, rounds, lose, end_s),
-            opened.device_clock.round_trip_s(case),
+            contest.device_clock.round_trip_s(case),
         )
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -211,18 +208,19 @@ def _timed(
 
 
 @contextlib.contextmanager
-def _reference(opened: OpenProblem) -> Iterator[RivalProcess]:
+def _reference(contest: Contest) -> Iterator[RivalProcess]:
     """Yield the reference's process. On a GPU, where it opens that, one lasts for the screening."""
-    rival = opened.lasting.get(REFERENCE)
-    if rival is None:
-        rival = opened.rivals.start(threads=opened.reference.threads)
-    if opened.accelerator is not None:
-        opened.lasting[REFERENCE] = rival
-    try:
-        yield rival
-    finally:
-        if opened.accelerator is None:
-            opened.rivals.end(rival)
+    rivals, opened = contest.rivals, contest.opened
+    if opened.accelerator is None:
+        rival = rivals.start(threads=opened.reference.threads)
+        try:
+            yield rival
+        finally:
+            rivals.end(rival)
+        return
+    if REFERENCE not in rivals.lasting:
+        rivals.lasting[REFERENCE] = rivals.start(threads=opened.reference.threads)
+    yield rivals.lasting[REFERENCE]
 
 
 def _runs(arm: ScreenedArm, calls: int, lose: Loses) -> bool:

@@ -1,7 +1,7 @@
 """The trial of one kernel, as stages: open, check, time, conclude.
 
-Each stage returns what the next one needs, or raises CandidateFault with the answer. It adds what
-it finds to the trial's evidence, all of which the verdict keeps.
+Each stage returns what the next one needs, or raises CandidateFault with the answer. It notes what
+it finds in the trial's record.
 """
 
 from __future__ import annotations
@@ -35,16 +35,13 @@ from ratchet.judge.trial.kernel_checks import check_cases
 from ratchet.judge.trial.launches import Launches, SharedCompilations
 from ratchet.judge.trial.looks import check_clocks, count_on_device, see_alone, time_until_answered
 from ratchet.judge.trial.many_calls import check_together, check_wear, told_of_wear, why_no_gain
-from ratchet.judge.trial.open_problem import OpenProblem, described_cases
-from ratchet.judge.trial.reference import ReferenceProcess
+from ratchet.judge.trial.open_problem import Contest, OpenProblem, Record, described_cases
+from ratchet.judge.trial.reference import ReferenceProcess, Rivals
 from ratchet.judge.trial.sample import CaseTiming, compare_more, see_order, watch_case
 from ratchet.judge.trial.sources import followed, runnable
 from ratchet.judge.verdict import (
     CandidateFault,
     Decided,
-    EmulatedCase,
-    Evidence,
-    TimedSample,
     Verdict,
     fault,
 )
@@ -62,9 +59,26 @@ FEWEST_CALLS = 2
 LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """One way to run the kernel: as it is, interpreted, or emulated."""
+
+    problem: Problem
+    source: Kernel
+    called: Kernel
+    """The source as its worker calls it."""
+    record: Record
+    is_native: bool = False
+    """True if it runs as it is."""
+    machine: int | None = None
+    """What emulates it."""
+    build: Build | None = None
+    """Compiles the extensions that it orders while it is emulated."""
+
+
 @dataclass(kw_only=True)
 class KernelTrial:
-    """The trial of one kernel on one problem, and its evidence so far."""
+    """The trial of one kernel on one problem."""
 
     kernel: Kernel
     problem: Problem
@@ -83,34 +97,19 @@ class KernelTrial:
     """A GPU whose machine code is emulated."""
     references: References | None
     """The bounds that an emulated kernel's are compared with."""
-    evidence: list[Evidence] = field(default_factory=list)
-    samples: list[TimedSample] = field(default_factory=list)
-    emulated: list[EmulatedCase] = field(default_factory=list)
-    build: Build | None = None
-    """Compiles the extensions that an emulated kernel orders."""
     accelerator: Accelerator | None = None
     zygote: CandidateZygote | None = None
+    record: Record = field(default_factory=Record)
 
     def __post_init__(self) -> None:
         self.isolation = isolation_name()
-        self._runnable = runnable(self.kernel, self.problem)
-        self._given = self.problem
-        self._is_native = False
-        """True if it runs as it is, neither interpreted nor emulated."""
-        self._launched: Launches | None = None
+        self._judged = self.problem
+        """The problem with the cases on which it is judged."""
         self._unplaced: list[str] = []
         self._is_right = False
         """True once every output was checked."""
-        notes = self.problem.notes
-        self.evidence += [Evidence(check="sizes", passed=True, detail=one) for one in notes]
-
-    @property
-    def _has_tiers(self) -> bool:
-        return self.problem.model is None and bool(self.problem.tiers)
-
-    @property
-    def _is_frozen(self) -> bool:
-        return self.problem.model is not None and self.problem.model.frozen
+        for one in self.problem.notes:
+            self.record.note("sizes", one)
 
     @property
     def _whose(self) -> Kernel:
@@ -119,14 +118,17 @@ class KernelTrial:
             return replace(self.kernel, language="hip")
         return self.kernel
 
+    @property
+    def _device(self) -> str | None:
+        return None if self.accelerator is None else self.accelerator.torch_name
+
     def use(self, accelerator: Accelerator | None, zygote: CandidateZygote | None) -> None:
         """Judge on this GPU, or on the machine's cores without one; fork from the zygote."""
         self.accelerator, self.zygote = accelerator, zygote
         if accelerator is not None:
             self.isolation = isolation_name(accelerator)
-            said = accelerator.warnings
-            self.evidence += [Evidence(check="the GPU", passed=None, detail=one) for one in said]
-            self._runnable = runnable(self.kernel, self.problem, accelerator.torch_name)
+            for one in accelerator.warnings:
+                self.record.note("the GPU", one, passed=None)
 
     def run(self, reference: ReferenceProcess) -> Decided:
         """Run the stages; return the answer of the last, or raise that of an earlier one."""
@@ -142,52 +144,56 @@ class KernelTrial:
             return self._emulate(reference, self.target)
         if self.kernel.language == "triton" and self.accelerator is None:
             return self._interpret(reference)
+        run = self._run_of(self.kernel, self.problem, is_native=True)
         with self._library() as library:
-            opened = self._open(reference)
+            opened = self._open(reference, run)
             LOG.debug("the problem is open")
             try:
-                with contextlib.closing(opened.rivals):
-                    return self._decide(opened, library)
+                return self._decide(opened, run, library)
             except CandidateFault as error:
                 found = error
-        raise self._explained(found, reference)
+        raise self._explained(found, reference, run)
+
+    def _run_of(
+        self,
+        source: Kernel,
+        problem: Problem,
+        *,
+        is_native: bool = False,
+        machine: int | None = None,
+        build: Build | None = None,
+    ) -> _Run:
+        is_hip = self.kernel.language == "hip"
+        return _Run(
+            problem=problem,
+            source=source,
+            called=source if is_hip else runnable(source, problem, self._device),
+            record=self.record,
+            is_native=is_native,
+            machine=machine,
+            build=build,
+        )
 
     def _explained(
-        self,
-        found: CandidateFault,
-        reference: ReferenceProcess,
-        elsewhere: Kernel | None = None,
-        library: int | None = None,
+        self, found: CandidateFault, reference: ReferenceProcess, run: _Run
     ) -> CandidateFault:
-        """Return the answer on a wrong model with what its state explains.
-
-        `elsewhere` is the kernel as it is interpreted or emulated, and `library` what runs it.
-        """
+        """Return the answer on a wrong model with what its state explains."""
         if found.decided.status != "wrong":
             return found
         words = []
         with contextlib.suppress(OutOfTime):  # the answer stands without a reason
-            if self._is_right_if_frozen(reference, elsewhere, library):
+            if self._is_right_if_frozen(reference, run):
                 words.append(KEPT_OLD_WEIGHTS)
         if self._unplaced:
             words.append(f"its model has no {', '.join(self._unplaced)} of the problem's shape")
         return fault("wrong", "; ".join([*words, found.decided.reason]))
 
-    def _decide(self, opened: OpenProblem, library: Library) -> Decided:
-        """Return the answer by the judge's clock, which a GPU's must agree with."""
-        concluded, timings = self._judge(opened, library)
-        if self.accelerator is not None:
-            check_clocks(timings, opened, won=concluded.status == "proven")
-        return concluded
-
-    def _is_right_if_frozen(
-        self, reference: ReferenceProcess, elsewhere: Kernel | None, library: int | None
-    ) -> bool:
+    def _is_right_if_frozen(self, reference: ReferenceProcess, run: _Run) -> bool:
         """Return whether a wrong model is right on all of its cases once its weights are frozen.
 
         A failure of this further trial says nothing. It opens another problem, and comes last.
         """
-        form = self.problem.model
+        form = run.problem.model
         if (
             form is None
             or form.frozen
@@ -196,52 +202,69 @@ class KernelTrial:
             or self.clock.left_s < LEFT_TO_EXPLAIN_S
         ):
             return False
-        frozen = replace(form, frozen=True)
-        problem = replace(self.problem, model=frozen)
-        trial = replace(self, problem=problem, evidence=[], samples=[], emulated=[])
-        trial.use(self.accelerator, self.zygote)
-        trial._is_native = elsewhere is None
-        if elsewhere is not None:
-            trial._runnable = runnable(elsewhere, problem)
+        problem = replace(run.problem, model=replace(form, frozen=True))
+        called = runnable(run.source, problem, self._device)
+        frozen = replace(run, problem=problem, called=called, record=Record())
         try:
-            opened = trial._open(reference)
-            with trial._launches(opened) as launches:
-                trial._check(launches.load(library), opened, None)
+            opened = self._open(reference, frozen)
+            with self._launches(opened, frozen) as launches:
+                self._check(launches.load(run.machine), opened, frozen, launches, None)
         except CandidateFault:
             return False
         return True
 
-    def _judge(self, opened: OpenProblem, library: Library) -> tuple[Decided, list[CaseTiming]]:
+    def _decide(self, opened: OpenProblem, run: _Run, library: Library) -> Decided:
+        """Return the answer by the judge's clock, which a GPU's must agree with."""
+        contest = self._contest(opened)
+        with contextlib.closing(contest.rivals):
+            concluded, timings = self._compete(contest, run, library)
+            if self.accelerator is not None:
+                check_clocks(timings, contest, won=concluded.status == "proven")
+        return concluded
+
+    def _contest(self, opened: OpenProblem) -> Contest:
+        return Contest(
+            opened=opened,
+            rivals=Rivals(opened.problem, opened.reference, self.clock, self.accelerator),
+            record=self.record,
+            least_calls=FEWEST_CALLS if self.kernel.language in WITH_TORCH else 1,
+            among=self.among,
+        )
+
+    def _compete(
+        self, contest: Contest, run: _Run, library: Library
+    ) -> tuple[Decided, list[CaseTiming]]:
         """Return the answer by the judge's clock and its samples.
 
         The kernel's processes have ended by then.
         """
-        self._is_native = True
-        opened.least_calls = FEWEST_CALLS if self.kernel.language in WITH_TORCH else 1
+        opened = contest.opened
         with contextlib.ExitStack() as stack:
-            launches = stack.enter_context(self._launches(opened))
+            launches = stack.enter_context(self._launches(opened, run))
             candidate = launches.load(library.fetch())
             LOG.debug("the kernel is loaded")
             self._unplaced = candidate.unplaced
             if launches.built is not None:
                 detail = "once, by its first process; those after it have a copy"
-                self.evidence.append(Evidence(check="extensions", passed=True, detail=detail))
+                self.record.note("extensions", detail)
             # Thread samples cannot show whose kernel runs on a GPU: there the census decides alone.
             looked_at = replace(self.problem, task="any") if self.accelerator else self.problem
             places = stack.enter_context(places_of(looked_at, self.kernel, library.fetch()))
-            self._check(candidate, opened, places)
+            self._check(candidate, opened, run, launches, places)
             LOG.debug("its outputs are right")
             if self.accelerator is not None:
                 self._count(candidate, launches, opened)
             self._is_right = True
             if self.against_compile and opened.timed:
-                self.evidence.append(opened.compile_rival())
+                why = contest.rivals.compile(limit_s=opened.compile_limit_s)
+                detail = f"not timed: {why}" if why else "compiled before the clock started"
+                self.record.note("torch.compile as a rival", detail, passed=not why)
             LOG.debug("its work is counted")
-            timings = self._time(launches, opened, places)
+            timings = self._time(launches, contest, places)
             LOG.debug("it is timed")
             if not opened.timed:
-                self._watch_untimed(candidate, opened, places)
-            return self._conclude(timings, launches, opened), timings
+                self._watch_untimed(candidate, contest, places)
+            return self._conclude(timings, launches, contest), timings
 
     def out_of_time(self, error: OutOfTime) -> Decided:
         """Return the answer if the time limit ended a step: what is known by then."""
@@ -255,127 +278,141 @@ class KernelTrial:
         elsewhere = targets()
         with elsewhere.runs(elsewhere.INTERPRETER):
             kernel = elsewhere.interpreted(followed(self.kernel, self.problem))
-            self._check_small(reference, kernel, None)
+            self._check_small(reference, kernel)
         return Decided("correct", elsewhere.RIGHT)
 
     def _emulate(self, reference: ReferenceProcess, target: str) -> Decided:
         """Check every case as the machine code of a GPU that is not here."""
-        elsewhere = targets()
-        self.build = elsewhere.builder_for(self.kernel, target, self.clock)
+        elsewhere, record = targets(), self.record
+        build = elsewhere.builder_for(self.kernel, target, self.clock)
         with elsewhere.runs(f"emulated {target}"), elsewhere.sealed_machine(target) as machine:
             sized = followed(self.kernel, self.problem)
-            self._check_small(reference, elsewhere.emulated(sized, target, self.clock), machine)
-        right = elsewhere.right_on(target, self.emulated, self.kernel.source, self.evidence)
-        if self.references is not None and self.emulated:
-            self.emulated = self.references.compared(self.emulated, self.problem, self.clock)
-            self.evidence += targets().said(self.emulated)
+            kernel = elsewhere.emulated(sized, target, self.clock)
+            self._check_small(reference, kernel, machine, build)
+        right = elsewhere.right_on(target, record.emulated, self.kernel.source, record.evidence)
+        if self.references is not None and record.emulated:
+            record.emulated = self.references.compared(record.emulated, self._judged, self.clock)
+            record.evidence += elsewhere.said(record.emulated)
         return right
 
     def _check_small(
-        self, reference: ReferenceProcess, kernel: Kernel, library: int | None
+        self,
+        reference: ReferenceProcess,
+        kernel: Kernel,
+        machine: int | None = None,
+        build: Build | None = None,
     ) -> None:
-        """Check a kernel on the small cases; `library` may hold what runs it."""
-        self.problem = small_cases(self.problem)
-        self._runnable = kernel if self.kernel.language == "hip" else runnable(kernel, self.problem)
-        opened = self._open(reference)
+        """Check a kernel on the small cases, elsewhere than on what it is written for."""
+        self._judged = small_cases(self.problem)
+        run = self._run_of(kernel, self._judged, machine=machine, build=build)
+        opened = self._open(reference, run)
         try:
-            self._answer_untimed(opened, library)
+            self._answer_untimed(opened, run)
         except CandidateFault as error:
-            raise self._explained(error, reference, kernel, library) from error
+            raise self._explained(error, reference, run) from error
 
-    def _answer_untimed(self, opened: OpenProblem, library: int | None) -> None:
+    def _answer_untimed(self, opened: OpenProblem, run: _Run) -> None:
         with (
-            places_of(self.problem, self._whose, library) as places,
-            self._launches(opened) as launches,
+            places_of(run.problem, self._whose, run.machine) as places,
+            self._launches(opened, run) as launches,
         ):
-            candidate = launches.load(library)
+            candidate = launches.load(run.machine)
             self._unplaced = candidate.unplaced
-            for stage in (self._check, self._watch_untimed):
+            for stage in (
+                partial(self._check, candidate, opened, run, launches, places),
+                partial(self._watch_untimed, candidate, self._contest(opened), places),
+            ):
                 try:
-                    stage(candidate, opened, places)
+                    stage()
                 except CandidateFault as error:
                     why = error.decided
                     if self.target is None or why.status != "unmeasured":
                         raise
                     # Emulated work is too short for thread samples: the census decides alone.
-                    unseen = Evidence(check="own work, looks", passed=None, detail=why.reason)
-                    self.evidence.append(unseen)
+                    self.record.note("own work, looks", why.reason, passed=None)
 
-    def _open(self, reference: ReferenceProcess) -> OpenProblem:
+    def _open(self, reference: ReferenceProcess, run: _Run) -> OpenProblem:
         """Hand the problem to the reference worker, which judges it first."""
+        is_emulated = self.target is not None
         cases = described_cases(
-            self.problem,
+            run.problem,
             reference,
             threads=self.threads,
             seed=layout_seed(self.secret),
             limit_s=self.clock.reference_limit_s,
             accelerator=self.accelerator,
-            is_timed=self.target is None,
-            evidence=self.evidence,
+            is_timed=not is_emulated,
+            record=run.record,
         )
         rng = random.Random(self.secret)
-        opened = OpenProblem(
-            self.problem, reference, cases, rng, self.clock, self.accelerator, self.evidence
+        return OpenProblem(
+            run.problem,
+            reference,
+            cases,
+            rng,
+            self.clock,
+            self.accelerator,
+            is_emulated=is_emulated,
         )
-        opened.among = self.among
-        opened.is_emulated = self.target is not None
-        return opened
 
     def _library(self) -> Library:
         """Start compiling, in a sandbox of its own, while the caller goes on."""
         return self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
 
-    def _launches(self, opened: OpenProblem) -> Launches:
+    def _launches(self, opened: OpenProblem, run: _Run) -> Launches:
         """Start the candidate's processes: one to be checked, and those to be timed."""
-        is_timed = any(case.timed for case in self.problem.cases)
-        timed_here = is_timed and self._is_native
         start = partial(
             CandidateProcess,
             threads=self.threads,
-            memory_bytes=opened.memory_bytes(self._runnable),
+            memory_bytes=opened.memory_bytes(run.called),
             clock=self.clock,
             accelerator=self.accelerator,
             zygote=self.zygote,
-            build=self.build,
+            build=run.build,
         )
-        self._launched = Launches(
-            self._runnable,
+        return Launches(
+            run.called,
             start,
-            timed=plan.LAUNCHES if timed_here else 0,
+            timed=plan.LAUNCHES if opened.timed and run.is_native else 0,
             forks=self.zygote is not None and self.zygote.able,
             accelerator=self.accelerator,
-            compilations=self.shared.of(self.kernel, opened),
+            compilations=self.shared.of(self.kernel, opened, run.record),
         )
-        return self._launched
 
     def _check(
-        self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
+        self,
+        candidate: CandidateProcess,
+        opened: OpenProblem,
+        run: _Run,
+        launches: Launches,
+        places: CodePlaces | None,
     ) -> None:
         """Check every case; count what a Python kernel calls if it must do the work itself."""
-        is_own = places is not None and self.kernel.language != "cpp"
-        counted = is_own or self.target is not None
-        candidate.censuses = [] if counted else None
-        check_cases(candidate, opened, self._with_sizes_of)
-        check_together(candidate, opened)
-        if self._is_native:
-            check_wear(candidate, opened)
-        if candidate.censuses is not None:
-            told = [read_census(layout, census) for layout, census in candidate.censuses]
-            candidate.censuses = None
-            if is_own:
-                judge_census(self.problem, self._whose, told, self.evidence)
-            if self.target is not None:
-                self.emulated = targets().estimates(self.problem, self.target, told)
+        record, is_own = run.record, places is not None and self.kernel.language != "cpp"
+        candidate.censuses = [] if is_own or self.target is not None else None
+        other = partial(self._with_sizes_of, run, launches) if run.is_native else None
+        checked = check_cases(candidate, opened, record, other)
+        check_together(candidate, opened, record)
+        if run.is_native:
+            check_wear(candidate, opened, record, checked)
+        if candidate.censuses is None:
+            return
+        told = [read_census(layout, census) for layout, census in candidate.censuses]
+        candidate.censuses = None
+        if is_own:
+            found, why = judge_census(run.problem, self._whose, told)
+            record.evidence += found
+            if why:
+                raise fault("cheating", why)
+        if self.target is not None:
+            record.emulated = targets().estimates(run.problem, self.target, told)
 
     def _with_sizes_of(
-        self, case: Case
+        self, run: _Run, launches: Launches, case: Case
     ) -> contextlib.AbstractContextManager[CandidateProcess] | None:
         """Return what starts a kernel whose own constants follow a case's sizes, if it has any."""
-        if not self._is_native or self._launched is None:
-            return None
-        device = None if self.accelerator is None else self.accelerator.torch_name
-        other = runnable(self.kernel, self.problem, device, case)
-        return None if other == self._runnable else self._launched.other(other)
+        other = runnable(self.kernel, run.problem, self._device, case)
+        return None if other == run.called else launches.other(other)
 
     def _count(self, checked: CandidateProcess, launches: Launches, opened: OpenProblem) -> None:
         """Count what a batch does on a GPU, while the process that was checked is stopped."""
@@ -383,58 +420,60 @@ class KernelTrial:
         checked.pause()
         with launches.counting() as process:
             found = count_on_device(process, opened)
-        self.evidence += facts(found)
+        self.record.evidence += facts(found)
         if opened.problem.task == "own":
-            judge_own(found, opened.problem, self.kernel, self.evidence)
+            own, why = judge_own(found, opened.problem, self.kernel)
+            self.record.evidence.append(own)
+            if why:
+                raise fault("cheating", why)
 
     def _watch_untimed(
-        self, candidate: CandidateProcess, opened: OpenProblem, places: CodePlaces | None
+        self, candidate: CandidateProcess, contest: Contest, places: CodePlaces | None
     ) -> None:
         """See whose code works on the first case, if no case is timed."""
-        watch = watch_for(places, self.problem, self._whose)
+        watch = watch_for(places, contest.opened.problem, self._whose)
         if watch is not None:
-            watch_case(0, opened, candidate, watch)
+            watch_case(0, contest, candidate, watch)
 
     def _time(
-        self, launches: Launches, opened: OpenProblem, places: CodePlaces | None
+        self, launches: Launches, contest: Contest, places: CodePlaces | None
     ) -> list[CaseTiming]:
         timings = []
         self.ahead.pause()
-        for index in opened.timed:
-            timings.append(self._time_case(index, launches, opened, places))
-            self.samples += timings[-1].as_json()
+        for index in contest.opened.timed:
+            timings.append(self._time_case(index, launches, contest, places))
+            self.record.samples += timings[-1].as_json()
         launches.rest()
         return timings
 
-    def _conclude(
-        self, timings: list[CaseTiming], launches: Launches, opened: OpenProblem
-    ) -> Decided:
+    def _conclude(self, timings: list[CaseTiming], launches: Launches, contest: Contest) -> Decided:
         """Decide from the samples.
 
         A compiled kernel's gain counts if its calls come in order; one in Python if it remains
         where each call is alone.
         """
         by_dispatch = self.kernel.language == "torch" and self.accelerator is None
-        concluded = conclude(timings, opened, by_dispatch=by_dispatch)
-        if concluded.status == "proven" and (why := why_no_gain(self.evidence)):
+        concluded = conclude(timings, contest, by_dispatch=by_dispatch)
+        if concluded.status != "proven":
+            return concluded
+        if why := why_no_gain(self.record.evidence):
             return without_gain(concluded, why)
-        if concluded.status == "proven" and self.accelerator is None:
-            for timing in timings:
-                compare_more(timing, opened, launches.launch_new)
-        if concluded.status == "proven" and self.kernel.language == "cpp":
-            unordered = self._see_order(launches, opened, timings)
+        if self.accelerator is not None:
+            return concluded
+        for timing in timings:
+            compare_more(timing, contest, launches.launch_new)
+        if self.kernel.language == "cpp":
+            unordered = self._see_order(launches, contest, timings)
             return without_gain(concluded, unordered) if unordered else concluded
-        if concluded.status == "proven" and self.accelerator is None:
-            with launches.launch(0) as process:
-                seen, share = see_alone(timings, opened, process)
-            self.evidence.append(seen)
-            if not seen.passed:
-                return without_gain(concluded, seen.detail)
-            return concluded if share == 1 else with_less_gain(concluded, share, seen.detail)
-        return concluded
+        with launches.launch(0) as process:
+            share, detail = see_alone(timings, contest, process)
+        self.record.note("one by one", detail, passed=share > 0)
+        if not share:
+            return without_gain(concluded, detail)
+        return concluded if share == 1 else with_less_gain(concluded, share, detail)
 
     def _time_case(
-        self, index: int, launches: Launches, opened: OpenProblem, places: CodePlaces | None
+        self, index: int, launches: Launches, contest: Contest, places: CodePlaces | None
     ) -> CaseTiming:
         """Time a case, in processes that are as new as the reference's.
 
@@ -443,18 +482,18 @@ class KernelTrial:
         """
         watch = watch_for(places, self.problem, self.kernel)
         try:
-            return time_until_answered(index, opened, launches.launch_new, watch)
+            return time_until_answered(index, contest, launches.launch_new, watch)
         except CandidateFault as error:
             if error.decided.not_timed and watch is not None:  # no thread samples were taken
                 with launches.launch(0) as process:
-                    watch_case(index, opened, process, watch)
+                    watch_case(index, contest, process, watch)
             raise
 
-    def _see_order(self, launches: Launches, opened: OpenProblem, timings: list[CaseTiming]) -> str:
+    def _see_order(self, launches: Launches, contest: Contest, timings: list[CaseTiming]) -> str:
         """Return why calls may have been computed together, or ""."""
         for timing in timings:
             with launches.launch(0) as process:
-                seen = see_order(timing, opened, process)
+                seen = see_order(timing, contest, process)
             if not seen:
                 return (
                     f"it runs too shortly on {timing.name} to see whether its calls come one after "
@@ -464,34 +503,35 @@ class KernelTrial:
 
     def verdict(self, decided: Decided) -> Verdict:
         """Return the verdict, with the evidence of all stages."""
+        model, tiers = self._judged.model, self._judged.tiers
         return Verdict(
             status=decided.status,
             reason=decided.reason + self._said_of_problem(decided),
             not_timed=decided.not_timed,
-            evidence=self.evidence,
+            evidence=self.record.evidence,
             speedup=decided.speedup,
             static=self._profile(),
-            emulated=self.emulated,
+            emulated=self.record.emulated,
             isolation=self.isolation,
             kernel_hash=self.kernel.hash,
-            problem_hash=self._given.hash,
-            samples=self.samples,
+            problem_hash=self.problem.hash,
+            samples=self.record.samples,
             environment={
                 "judge": revision(self.target),
                 "threads": self.threads,
                 "language": self.kernel.language,
                 **({"device": self.accelerator.name} if self.accelerator else {}),
-                **({"weights": "frozen"} if self._is_frozen else {}),
-                **({"tier": ", ".join(self.problem.tiers)} if self._has_tiers else {}),
+                **({"weights": "frozen"} if model is not None and model.frozen else {}),
+                **({"tier": ", ".join(tiers)} if model is None and tiers else {}),
                 **arm_environment(self.threads),
             },
         )
 
     def _said_of_problem(self, decided: Decided) -> str:
         """Return what a reason adds: what calls showed, frozen weights, sizes that were shrunk."""
-        form, is_right = self.problem.model, decided.status in ("proven", "correct")
-        worn = told_of_wear(self.evidence) if is_right else []
-        frozen = is_right and self._is_frozen
+        form, is_right = self._judged.model, decided.status in ("proven", "correct")
+        worn = told_of_wear(self.record.evidence) if is_right else []
+        frozen = is_right and form is not None and form.frozen
         told = [*worn, *(["with frozen weights: those that its constructor drew"] * frozen)]
         if told:
             return f" ({'; '.join(told)})"
@@ -503,11 +543,11 @@ class KernelTrial:
 
     def _profile(self) -> dict[str, object] | None:
         """Return the static profile of a GPU's kernel, if it is asked for, whatever its status."""
-        if not self.profiled or self.kernel.language not in PROFILED or not self.problem.cases:
+        if not self.profiled or self.kernel.language not in PROFILED or not self._judged.cases:
             return None
         if self.kernel.language == "hip" and is_extension(self.kernel.source):
             return None  # its kernels are compiled together with its host code
-        return targets().profile_in_verdict(self.kernel, self._given, self.profiled, self.clock)
+        return targets().profile_in_verdict(self.kernel, self.problem, self.profiled, self.clock)
 
 
 def layout_seed(secret: int) -> int:

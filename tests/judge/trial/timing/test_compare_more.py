@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ratchet.judge.trial import sample
+from ratchet.judge.trial.open_problem import Record
 from ratchet.judge.trial.sample import ENOUGH_COMPARED, CaseTiming, compare_more
 
 
@@ -52,13 +53,14 @@ def test_until_enough_were_compared(
     monkeypatch.setattr(sample, "warm", lambda *_: 0.0)
     monkeypatch.setattr(sample, "calls_of", lambda *_: 2)
     monkeypatch.setattr(Arm, "runs", 0)
-    opened: Any = SimpleNamespace(evidence=[])
+    contest: Any = SimpleNamespace(opened=None, record=Record())
 
     @contextlib.contextmanager
     def launch(_: int) -> Iterator[Any]:
         yield SimpleNamespace(pause=lambda: None)
 
     timing = CaseTiming(case=0, name="timed", samples=[], checked=compared)
-    compare_more(timing, opened, launch)
+    compare_more(timing, contest, launch)
     assert Arm.runs == runs
-    assert [one.check for one in opened.evidence] == ["right while timed on timed, again"][:runs]
+    checks = [one.check for one in contest.record.evidence]
+    assert checks == ["right while timed on timed, again"][:runs]

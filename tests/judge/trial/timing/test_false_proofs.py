@@ -19,6 +19,7 @@ from ratchet.base.errors import JudgeError
 from ratchet.judge.trial import decide, looks, plan
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.looks import time_until_answered
+from ratchet.judge.trial.open_problem import Record
 from ratchet.judge.trial.sample import CaseTiming
 
 ARMS = REFERENCE, TWIN, CANDIDATE
@@ -58,21 +59,21 @@ def answers(
 
     monkeypatch.setattr(looks, "time_case", time_case)
     return Counter(
-        decide.compare_case(time_until_answered(0, opened(), no_launch, None)).answer
+        decide.compare_case(time_until_answered(0, contest(), no_launch, None)).answer
         for _ in range(trials)
     )
 
 
-def opened() -> Any:
+def contest() -> Any:
     def ask(**_: object) -> None:
         raise JudgeError("no ceilings here")
 
-    return SimpleNamespace(
+    opened = SimpleNamespace(
         ask=ask,
-        evidence=[],
         clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
+    return SimpleNamespace(opened=opened, record=Record())
 
 
 def no_launch(index: int) -> Any:

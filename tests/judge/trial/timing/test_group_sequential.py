@@ -15,6 +15,7 @@ from ratchet.judge.trial import decide, looks, plan
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN
 from ratchet.judge.trial.decide import compare_case
 from ratchet.judge.trial.looks import time_until_answered
+from ratchet.judge.trial.open_problem import Record
 from ratchet.judge.trial.plan import LAUNCHES
 from ratchet.judge.trial.sample import CaseTiming
 from ratchet.judge.verdict import CandidateFault, Decided
@@ -43,16 +44,16 @@ def timing(ratio: float, noise: float, first_launch: int, first_round: int) -> C
     return CaseTiming(case=0, name="timed", samples=samples, checked=3)
 
 
-def opened() -> Any:
+def contest() -> Any:
     def ask(**_: object) -> dict[str, float]:
         raise JudgeError("no ceilings here")
 
-    return SimpleNamespace(
+    opened = SimpleNamespace(
         ask=ask,
-        evidence=[],
         clock=SimpleNamespace(reference_limit_s=9.0),
         cases=[SimpleNamespace(bytes=1.0)],
     )
+    return SimpleNamespace(opened=opened, record=Record())
 
 
 def run(
@@ -73,7 +74,7 @@ def run(
 
     monkeypatch.setattr(looks, "time_case", time_case)
     try:
-        return time_until_answered(0, opened(), no_launch, None), asked
+        return time_until_answered(0, contest(), no_launch, None), asked
     except CandidateFault as fault:
         return fault.decided, asked
 

@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as record_device
 
 from ratchet.base.process.channel import Message
-from ratchet.judge.workers.candidate.results import WANTS_FORMS
+from ratchet.judge.workers.candidate.results import EMULATED, WANTS_FORMS
 from ratchet.judge.workers.device import WorkerDevice
 
 Entry = Callable[..., object]
@@ -198,18 +198,15 @@ class Census:
     @contextmanager
     def _emulator(self) -> Iterator[None]:
         """Count what the emulator of machine code launches and stores, if it is loaded."""
-        loading = sys.modules.get("ratchet.amd.emulator.loading")
-        if loading is None:
+        if not EMULATED.is_loaded:
             yield
             return
-        launcher = loading.EmulatedLauncher
-        run = launcher.run
 
-        def counted(one: object, *given: object) -> Any:
+        def counted(launch: Callable[[], Any]) -> Any:
             before, self._running = self._running, "emulated"
             try:
                 with record_function(self._launch):
-                    done: Any = run(one, *given)
+                    done = launch()
             finally:
                 self._running = before
             count = self._launches.setdefault(done.name[:100], [0, 0, 0])
@@ -218,7 +215,7 @@ class Census:
             add_launch(self._emulated, done)
             return done
 
-        with _replaced(launcher, {"run": counted}), self._addresses():
+        with _replaced(EMULATED, {"count": counted}), self._addresses():
             yield
 
     @contextmanager

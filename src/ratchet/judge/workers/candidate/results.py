@@ -7,9 +7,9 @@ clock: a candidate that knows of a copy that only the harness needs could save i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -24,6 +24,21 @@ WANTS_FORMS: Final = "wants_forms"
 """Attribute of an entry that also takes its results' forms and the indices of changed inputs."""
 Kept = list[Sequence[Tensor]]
 """The results of each call of a batch."""
+
+
+class EmulatedLaunches:
+    """The launches of an emulator of machine code, if one is loaded in this process."""
+
+    is_loaded = False
+    """The emulator sets it."""
+    count: Callable[[Callable[[], Any]], Any] | None = None
+    """A census, while it is taken: it runs a launch and returns its result."""
+
+    def run(self, launch: Callable[[], Any]) -> Any:
+        return launch() if self.count is None else self.count(launch)
+
+
+EMULATED: Final = EmulatedLaunches()
 
 
 class FormError(KernelError):
