@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import geometric_mean
 
@@ -48,7 +48,7 @@ def conclude(
     compiled = _against_compile(timings)
     evidence = contest.record.evidence
     evidence += [_speed(timing, one) for timing, one in zip(timings, comparisons, strict=True)]
-    evidence += [_speed_against_compile(timing, one) for timing, one in compiled]
+    evidence += [_speed(timing, one, " against torch.compile") for timing, one in compiled]
     speedup = Speedups(
         vs_reference=_together(comparisons),
         vs_compile=_together([one for _, one in compiled]) if compiled else None,
@@ -82,29 +82,35 @@ def conclude(
 def without_gain(found: Decided, why: str) -> Decided:
     """Return the answer on a kernel whose measured gain cannot be relied on."""
     reason = f"right, and its speed counts as the reference's: {why}"
-    return replace(found, status="correct", reason=reason, speedup=_no_gain(found.speedup))
+    speedup = _changed(found.speedup, lambda ratio: min(1.0, ratio))
+    return replace(found, status="correct", reason=reason, speedup=speedup)
 
 
 def with_less_gain(found: Decided, share: float, why: str) -> Decided:
     """Return a `proven` kernel's answer with ratios of this share of those that were measured."""
-    assert found.speedup.vs_reference is not None
-    cut = Speedups(
-        vs_reference=_times(found.speedup.vs_reference, share),
-        vs_compile=_times(found.speedup.vs_compile, share),
-    )
+    cut = _changed(found.speedup, lambda ratio: share * ratio)
     ratio = cut.vs_reference
     assert ratio is not None
     if ratio.low <= SYSTEMATIC:
         return without_gain(found, why)
-    shown = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
-    return replace(found, reason=f"right on every case, and faster: {shown}; {why}", speedup=cut)
+    reason = f"right on every case, and faster: {_shown(ratio)}; {why}"
+    return replace(found, reason=reason, speedup=cut)
 
 
-def _times(one: Ratio | None, share: float) -> Ratio | None:
-    if one is None:
-        return None
-    ends = {name: share * getattr(one, name) for name in ("ratio", "low", "high")}
-    return msgspec.structs.replace(one, **ends)
+def _changed(speedup: Speedups, change: Callable[[float], float]) -> Speedups:
+    """Return the speed-ups with each ratio and its ends changed."""
+
+    def made(one: Ratio | None) -> Ratio | None:
+        if one is None:
+            return None
+        ends = {name: change(getattr(one, name)) for name in ("ratio", "low", "high")}
+        return msgspec.structs.replace(one, **ends)
+
+    return Speedups(vs_reference=made(speedup.vs_reference), vs_compile=made(speedup.vs_compile))
+
+
+def _shown(ratio: Ratio) -> str:
+    return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
 
 
 def _too_short(timings: Sequence[CaseTiming]) -> str:
@@ -118,18 +124,6 @@ def _too_short(timings: Sequence[CaseTiming]) -> str:
                 "made together; give the problem a larger case"
             )
     return ""
-
-
-def _no_gain(speedup: Speedups) -> Speedups:
-    """Return the speed-ups with no ratio over 1."""
-
-    def cut(one: Ratio | None) -> Ratio | None:
-        if one is None:
-            return None
-        ends = {name: min(1.0, getattr(one, name)) for name in ("ratio", "low", "high")}
-        return msgspec.structs.replace(one, **ends)
-
-    return Speedups(vs_reference=cut(speedup.vs_reference), vs_compile=cut(speedup.vs_compile))
 
 
 def compare_case(timing: CaseTiming) -> Ratio:
@@ -208,15 +202,17 @@ def faster_reference(timing: CaseTiming) -> str:
     return min(medians, key=lambda arm: medians[arm])
 
 
-def _speed(timing: CaseTiming, found: Ratio) -> Evidence:
-    assert found.floor is not None
-    return Evidence(
-        check=f"speed on {timing.name}",
-        passed=found.answer == "faster",
-        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f}), "
-        f"A/A floor {found.floor.low:.3f} to {found.floor.high:.3f}, {found.pairs} pairs in "
-        f"{found.launches} launches, at {found.confidence:.1%}{_because(found)}",
-    )
+def _speed(timing: CaseTiming, found: Ratio, against: str = "") -> Evidence:
+    detail = f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
+    if not against:
+        assert found.floor is not None
+        detail += (
+            f", A/A floor {found.floor.low:.3f} to {found.floor.high:.3f}, {found.pairs} pairs in "
+            f"{found.launches} launches, at {found.confidence:.1%}"
+        )
+    detail += f"; {found.why}" if found.why else ""
+    check = f"speed{against} on {timing.name}"
+    return Evidence(check=check, passed=found.answer == "faster", detail=detail)
 
 
 def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Ratio]]:
@@ -226,19 +222,6 @@ def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Ra
         for timing in timings
         if any(sample.arm == COMPILED for sample in timing.samples)
     ]
-
-
-def _speed_against_compile(timing: CaseTiming, found: Ratio) -> Evidence:
-    return Evidence(
-        check=f"speed against torch.compile on {timing.name}",
-        passed=found.answer == "faster",
-        detail=f"{found.answer}: {found.ratio:.3f} ({found.low:.3f} to {found.high:.3f})"
-        f"{_because(found)}",
-    )
-
-
-def _because(found: Ratio) -> str:
-    return f"; {found.why}" if found.why else ""
 
 
 def _together(comparisons: Sequence[Ratio]) -> Ratio:
@@ -257,7 +240,7 @@ def _answer(
     answers = {one.answer for one in comparisons}
     ratio = speedup.vs_reference
     assert ratio is not None
-    shown = f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
+    shown = _shown(ratio)
     if "faster" in answers and answers <= {"faster", "equivalent"} and ratio.low > 1:
         return "proven", f"right on every case, and faster: {shown}"
     if "slower" in answers:

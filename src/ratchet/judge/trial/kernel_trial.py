@@ -196,7 +196,7 @@ class KernelJudge:
         call. Raises CompilerMissing, and KernelError if the problem's module cannot be found.
         """
         secret = secrets.randbits(48) if seed is None else seed
-        clock = QuickClock.of_s(time_limit_s)
+        clock = QuickClock(deadline=time.monotonic() + time_limit_s, limit_s=time_limit_s)
         find = functools.cache(self._find_gpu)
         parts = ScreeningParts(
             problem,

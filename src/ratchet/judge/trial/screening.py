@@ -14,11 +14,9 @@ import logging
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Final
 
-from ratchet.base.process import Clock
 from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.memory import free_bytes
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
@@ -345,18 +343,14 @@ class ScreeningRun:
     def _time(self, group: Sequence[Entrant], contest: Contest, budget_s: float) -> None:
         """Time the candidates that are right, and answer them."""
         opened, by_name = contest.opened, {entrant.name: entrant for entrant in group}
-
-        def lose(name: str, decided: Decided) -> None:
-            by_name[name].decide(decided)
-
         for case in opened.timed:
             arms = [
-                ScreenedArm(one.name, one.process, contest, case)
+                ScreenedArm(one.name, one.process, contest, case, one.decide)
                 for one in group
                 if not one.is_out and one.process is not None
             ]
             check_s = self._check_s.get(case, 0.0)
-            found = time_together(case, contest, arms, lose, check_s=check_s, budget_s=budget_s)
+            found = time_together(case, contest, arms, check_s=check_s, budget_s=budget_s)
             for name, timed in found.items():
                 by_name[name].timings.append(timed)
                 by_name[name].evidence += [timed.smaller] if timed.smaller else []
@@ -497,23 +491,14 @@ def _check_language(kernel: Kernel) -> None:
 OPENING_S = max(120.0, STEP_S)
 
 
-@dataclass(frozen=True, slots=True)
-class HeldProblem:
-    """The problem that the reference worker holds open, from one screening to the next."""
-
-    key: tuple[Problem, str, ReferenceProcess, str]
-    """The problem, its hash (the text of its module counts), the worker that holds it, and its GPU;
-    "" for the cores."""
-    cases: Sequence[CaseFacts]
-
-
 class Screener:
     """Keeps a problem open from one screening to the next."""
 
     def __init__(self, tools: Toolchain, *, threads: int) -> None:
         self._threads = threads
         self._tools = tools
-        self._held: HeldProblem | None = None
+        self._held: tuple[tuple[object, ...], Sequence[CaseFacts]] | None = None
+        """What the reference worker holds open, and its cases."""
 
     def forget_problem(self) -> None:
         """Open the problem anew the next time: the reference worker holds another by then."""
@@ -550,10 +535,11 @@ class Screener:
     def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> Contest:
         """Return the problem with the secrets of one screening; open it unless it is held."""
         device = "" if run.accelerator is None else run.accelerator.key
-        wanted = (run.problem, run.problem_hash, reference, device)
-        if self._held is None or wanted != self._held.key:
+        # The hash counts the text of the problem's module too.
+        key = (run.problem, run.problem_hash, reference, device)
+        if self._held is None or self._held[0] != key:
             self._held = None
-            found = described_cases(
+            cases = described_cases(
                 run.problem,
                 reference,
                 threads=self._threads,
@@ -563,18 +549,12 @@ class Screener:
                 kind=QuickFacts,
                 record=Record(),
             )
-            self._held = HeldProblem(wanted, found)
-        return opened_quickly(self._held, run.clock, secret, run.accelerator)
-
-
-def opened_quickly(
-    held: HeldProblem, clock: Clock, secret: int, accelerator: Accelerator | None = None
-) -> Contest:
-    """Return a contest on a problem that is held open, with the secrets of one screening."""
-    problem, _, reference, _ = held.key
-    rng = random.Random(secret)
-    return Contest(
-        opened=OpenProblem(problem, reference, held.cases, rng, clock, accelerator),
-        rivals=Rivals(problem, reference, clock, accelerator),
-        record=Record(),
-    )
+            self._held = key, cases
+        given = (run.clock, run.accelerator)
+        return Contest(
+            opened=OpenProblem(
+                run.problem, reference, self._held[1], random.Random(secret), *given
+            ),
+            rivals=Rivals(run.problem, reference, *given),
+            record=Record(),
+        )

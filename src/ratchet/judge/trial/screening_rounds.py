@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from statistics import geometric_mean
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 
@@ -71,47 +71,50 @@ class SharedRounds:
         """The call, by its round."""
 
 
-class Loses(Protocol):
-    """Called with an arm that is out, and why."""
-
-    def __call__(self, name: str, decided: Decided) -> None: ...
-
-
 class ScreenedArm:
     """A candidate in its sandbox. The judge compares the outputs of one secret call of a round."""
 
-    def __init__(self, name: str, process: CandidateProcess, contest: Contest, case: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        process: CandidateProcess,
+        contest: Contest,
+        case: int,
+        lose: Callable[[Decided], None],
+    ) -> None:
+        """`lose` is called once it is out, with the reason."""
         self.name = name
         self.process = process
+        self.is_out = False
         self._opened, self._device_clock = contest.opened, contest.device_clock
         self._case = case
+        self._lose = lose
         self._rounds: SharedRounds | None = None
         self._seeds: RoundSeeds | None = None
-        self._lose: Loses | None = None
         self._batch = 0
 
-    def begin(self, rounds: SharedRounds, lose: Loses) -> None:
-        """Begin timed rounds, on the same values as the other arms, in which it may be out."""
-        self.begin_warm(rounds.seeds)
-        self._rounds, self._lose = rounds, lose
+    def begin(self, seeds: RoundSeeds, rounds: SharedRounds | None = None) -> None:
+        """Begin rounds on values that the other arms take too: warm ones, or timed `rounds`."""
+        self._seeds, self._rounds, self._batch = seeds, rounds, 0
 
-    def begin_warm(self, seeds: RoundSeeds) -> None:
-        """Take values that the other arms take too, and count batches from here; none is timed."""
-        self._rounds, self._lose = None, None
-        self._seeds, self._batch = seeds, 0
+    def warm(self, calls: int) -> None:
+        """Run untimed batches; one is enough for a worker that keeps no heap of results."""
+        with contextlib.suppress(ArmLeft):
+            if self.process.returns_outputs:
+                warm(self, calls)
+            else:
+                self.run(calls)
 
     def run(self, iterations: int) -> Timing:
         """Time one batch of calls while the reference worker is stopped.
 
-        If a call fails or the compared one is wrong, the arm leaves timed rounds. Before those,
-        CandidateFault is raised.
+        If a call fails or the compared one is wrong, it is out: raises ArmLeft.
         """
         try:
             return self._run(iterations)
         except CandidateFault as error:
-            if self._lose is None:
-                raise
-            self._lose(self.name, error.decided)
+            self.is_out = True
+            self._lose(error.decided)
             raise ArmLeft from error
 
     def _run(self, iterations: int) -> Timing:
@@ -141,31 +144,27 @@ def time_together(
     case: int,
     contest: Contest,
     arms: Sequence[ScreenedArm],
-    lose: Loses,
     *,
     check_s: float,
     budget_s: float,
 ) -> dict[str, Timed]:
     """Time these arms and the reference on one case; return an estimate for each right arm.
 
-    The best so far comes first. The reference is a new process; on a GPU one lasts. `lose` is
-    called for each arm that failed, and the others go on. Comparing one call takes about `check_s`
-    seconds. Only the first rounds may begin after `budget_s` seconds. Raises JudgeError if the
-    reference fails.
+    The best so far comes first. The reference is a new process; on a GPU one lasts. Comparing one
+    call takes about `check_s` seconds. Only the first rounds may begin after `budget_s` seconds.
+    Raises JudgeError if the reference fails.
     """
-    out: set[str] = set()
-
-    def lost(name: str, decided: Decided) -> None:
-        out.add(name)
-        lose(name, decided)
+    opened = contest.opened
 
     def run(calls: int) -> dict[str, Timed]:
-        left = [arm for arm in arms if arm.name not in out]
-        return _timed(case, contest, left, lost, calls, check_s=check_s, budget_s=budget_s)
+        left = [arm for arm in arms if not arm.is_out]
+        if not [arm for arm in left if arm.name != BEST]:
+            return {}
+        return _timed(case, contest, left, calls, check_s=check_s, budget_s=budget_s)
 
     wanted = calls_of(contest, case, share=GPU_SHARE)
-    found = contest.opened.with_fewer_calls(wanted, run)
-    words = contest.opened.told_of_fewer(wanted)
+    found = opened.with_fewer_calls(wanted, run)
+    words = opened.told_of_fewer(wanted)
     return {name: replace(one, smaller=words) for name, one in found.items()}
 
 
@@ -173,31 +172,31 @@ def _timed(
     case: int,
     contest: Contest,
     arms: Sequence[ScreenedArm],
-    lose: Loses,
     calls: int,
     *,
     check_s: float,
     budget_s: float,
 ) -> dict[str, Timed]:
     """Time these arms in batches of so many calls."""
-    if not [arm for arm in arms if arm.name != BEST]:
-        return {}
     opened = contest.opened
     with _reference(contest) as rival:
-        reference = RivalArm(REFERENCE, rival, contest, case, output_mode(arms[-1].process, opened))
+        outputs = output_mode(arms[-1].process, opened)
+        reference = RivalArm(REFERENCE, rival, contest, case, outputs)
         warm_seeds = RoundSeeds(opened, fresh=False)  # drawn once: no warm batch is compared
         reference.begin(warm_seeds)
         for arm in arms:
-            arm.begin_warm(warm_seeds)
+            arm.begin(warm_seeds)
         warm(reference, calls)
-        kept = [arm for arm in arms if _runs(arm, calls, lose)]
+        for arm in arms:
+            arm.warm(calls)
+        kept = [arm for arm in arms if not arm.is_out]
         if not kept:
             return {}
         rounds = SharedRounds(opened, calls, check_s=check_s)
         end_s = min(time.monotonic() + budget_s, opened.clock.deadline)
         contest.device_clock.begin(case)
         samples = without_round_trip(
-            _rounds(reference, kept, calls, opened, rounds, lose, end_s),
+            _rounds(reference, kept, calls, opened, rounds, end_s),
             contest.device_clock.round_trip_s(case),
         )
     by_name: dict[str, list[Sample]] = {}
@@ -223,33 +222,15 @@ def _reference(contest: Contest) -> Iterator[RivalProcess]:
     yield rivals.lasting[REFERENCE]
 
 
-def _runs(arm: ScreenedArm, calls: int, lose: Loses) -> bool:
-    try:
-        if arm.process.returns_outputs:
-            warm(arm, calls)
-        else:  # its worker keeps no heap of results
-            arm.run(calls)
-    except CandidateFault as error:
-        lose(arm.name, error.decided)
-        return False
-    return True
-
-
 def _rounds(
     reference: RivalArm,
     arms: Sequence[ScreenedArm],
     calls: int,
     opened: OpenProblem,
     rounds: SharedRounds,
-    lose: Loses,
     end_s: float,
 ) -> list[Sample]:
     """Return the samples of the arms that did not fail."""
-    failed: set[str] = set()
-
-    def lost(name: str, decided: Decided) -> None:
-        failed.add(name)
-        lose(name, decided)
 
     def leave(index: int, samples: Sequence[Sample]) -> Set[str]:
         if index >= LEAST_ROUNDS and time.monotonic() > end_s:
@@ -258,7 +239,7 @@ def _rounds(
 
     reference.begin(rounds.seeds)
     for candidate in arms:
-        candidate.begin(rounds, lost)
+        candidate.begin(rounds.seeds, rounds)
     samples = run_rounds(
         [reference, *arms],
         rounds=ROUNDS,
@@ -267,6 +248,7 @@ def _rounds(
         iterations=calls,
         leave=leave,
     )
+    failed = {arm.name for arm in arms if arm.is_out}
     return [sample for sample in samples if sample.arm not in failed]
 
 
@@ -316,11 +298,6 @@ FIRST_CALL_S: Final = 20.0
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuickClock(Clock):
     """A clock whose steps are short: a slow kernel needs a verdict instead."""
-
-    @staticmethod
-    def of_s(limit_s: float) -> QuickClock:
-        """Return a clock that runs out `limit_s` seconds from now."""
-        return QuickClock(deadline=time.monotonic() + limit_s, limit_s=limit_s)
 
     @property
     def step_limit_s(self) -> float:
