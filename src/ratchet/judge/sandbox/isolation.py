@@ -76,12 +76,6 @@ def uid_among_others() -> int | None:
     return privileges.fresh_uid() if may_look and view.closed_to_others() is None else None
 
 
-def check_walls() -> None:
-    """Raise JudgeError if a candidate would be root among other processes, without any wall."""
-    if mechanism() == "rlimits" and privileges.is_root() and uid_among_others() is None:
-        raise JudgeError(NO_WALLS.format(closed=view.closed_to_others() or "what it must read"))
-
-
 def isolation_name(accelerator: Accelerator | None = None) -> str:
     """Return in words the isolation that a candidate gets on this machine."""
     opened = ", the GPU's device files and parts of /sys" if accelerator is not None else ""
@@ -101,7 +95,6 @@ TORCH_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "trit
 """A worker's own folders, which torch would otherwise derive from the user's name and home."""
 ROOM_FOR_OTHERS = 1024
 """Processes that the user may start meanwhile, if the candidate has no uid of its own."""
-KEEPER = "ratchet.judge.sandbox.keeper"
 TORCH_FIRST = "import ctypes, gc; gc.disable(); import torch; gc.freeze(); gc.enable(); "
 """Both arms of a trial load torch's libraries first, so they lie at the same addresses. Collecting
 garbage meanwhile finds none, and takes a tenth of the time. Nor do later collections look at
@@ -194,13 +187,17 @@ def make_sandbox(
     here sees this machine's LLVM and ROCm, and is no arm of a trial.
     """
     wrapped = bubblewrap.program()
-    if wrapped is None:
-        check_walls()
     uid = privileges.fresh_uid() if wrapped else uid_among_others()
+    if mechanism() == "rlimits" and privileges.is_root() and uid is None:
+        # It would be root among other processes, without any wall.
+        raise JudgeError(NO_WALLS.format(closed=view.closed_to_others() or "what it must read"))
+    processes = most_threads(threads)
+    if uid is None:  # the limit is the user's, who runs other processes already
+        processes += ROOM_FOR_OTHERS + families.threads_of(os.getuid())
     limits = Limits(
         address_space_bytes=None if accelerator else memory_bytes,
         cpu_time_s=int(limit_s * threads) + 5,
-        processes=_most_processes(threads, uid),
+        processes=processes,
         uid=uid if forked else None,
         among_others=wrapped is None,
         filtered=confine.known(),
@@ -251,7 +248,7 @@ def _keeper(uid: int | None, groups: tuple[int, ...], scratch: Path, opened: Ope
         groups=groups,
         opened=opened if mechanism() == "landlock" else None,
     )
-    boot = view.BOOT.format(folder=view.code_folder(), module=KEEPER)
+    boot = view.BOOT.format(folder=view.code_folder(), module=keeper.__name__)
     return [*view.python(with_torch=False), "-c", boot, json.dumps(asdict(orders))]
 
 
@@ -302,12 +299,6 @@ def most_threads(threads: int) -> int:
     return 64 + 8 * threads
 
 
-def _most_processes(threads: int, uid: int | None) -> int:
-    """Return the limit for a uid; if it is not fresh, in addition to what the user runs already."""
-    own = most_threads(threads)
-    return own if uid is not None else own + ROOM_FOR_OTHERS + families.threads_of(os.getuid())
-
-
 def arm_environment(threads: int) -> dict[str, str]:
     """Return the settings of OpenMP and malloc in both arms of a kernel's trial.
 
@@ -356,21 +347,15 @@ OPEN_FOLDERS: Final = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
 
 def private_folder(uid: int | None) -> Path:
     """Make one candidate's folder for a uid; remove those that killed judges left."""
-    for base in _bases():
+    bases = list(dict.fromkeys((Path(tempfile.gettempdir()), *OPEN_FOLDERS)))
+    for base in bases:
         scratch.clear_abandoned(base)
-    folder = scratch.make(f"candidate-{os.getpid()}", place=_base())
+    # Its files may be executed, if any folder's may: a candidate loads what it builds.
+    place = next((base for base in bases if _takes_code(base)), bases[0])
+    folder = scratch.make(f"candidate-{os.getpid()}", place=place)
     if uid is not None:
         os.chown(folder, uid, uid)
     return folder
-
-
-def _bases() -> list[Path]:
-    return list(dict.fromkeys((Path(tempfile.gettempdir()), *OPEN_FOLDERS)))
-
-
-def _base() -> Path:
-    """Return the first folder whose files may be executed: a candidate loads what it builds."""
-    return next((base for base in _bases() if _takes_code(base)), _bases()[0])
 
 
 def _takes_code(folder: Path) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -80,7 +80,7 @@ class Toolchain:
 
     def compilers(self) -> CandidateZygote | None:
         """Return the zygote of compilers; None if each starts anew."""
-        return self._zygote("compilers", self._start_compilers)
+        return self._zygote("compilers", lambda: self._start(with_headers=True))
 
     def kernels(
         self, language: Language, accelerator: Accelerator | None = None
@@ -90,11 +90,13 @@ class Toolchain:
         A judge keeps the zygote of one GPU.
         """
         if language == "cpp":
-            return self._zygote("cpp", lambda: self._start(view.compiler_folders()))
+            return self._zygote("cpp", lambda: self._start(with_headers=False))
         if language not in WITH_TORCH:
             return None
         if accelerator is not None:
-            self._end_others(accelerator)
+            for name in [one for one in self.zygotes if one.startswith(OF_GPU)]:
+                if name != accelerator.key:
+                    self.zygotes.pop(name).close()
         return self._zygote(
             "torch" if accelerator is None else accelerator.key,
             lambda: CandidateZygote(threads=self._threads, accelerator=accelerator),
@@ -105,12 +107,6 @@ class Toolchain:
         self.kept.close()
         while self.zygotes:
             self.zygotes.popitem()[1].close()
-
-    def _end_others(self, accelerator: Accelerator) -> None:
-        """End the zygote of another GPU."""
-        for name in [one for one in self.zygotes if one.startswith(OF_GPU)]:
-            if name != accelerator.key:
-                self.zygotes.pop(name).close()
 
     def _zygote(self, name: str, start: Callable[[], CandidateZygote]) -> CandidateZygote | None:
         """Start a zygote anew if it died; one that was never able to fork is kept as it is."""
@@ -124,12 +120,12 @@ class Toolchain:
             found = self.zygotes[name] = start()
         return found
 
-    def _start_compilers(self) -> CandidateZygote:
-        shared = PrecompiledHeaders.shared_folder()
-        self.headers = PrecompiledHeaders(shared)
-        return self._start([*view.compiler_folders(), *([] if shared is None else [str(shared)])])
-
-    def _start(self, folders: list[str]) -> CandidateZygote:
+    def _start(self, *, with_headers: bool) -> CandidateZygote:
+        folders = view.compiler_folders()
+        if with_headers:
+            shared = PrecompiledHeaders.shared_folder()
+            self.headers = PrecompiledHeaders(shared)
+            folders += [] if shared is None else [str(shared)]
         return CandidateZygote(threads=self._threads, with_torch=False, folders=folders)
 
 
@@ -148,13 +144,14 @@ class Library:
         self.kernel = kernel
         self._tools = tools
         self._descriptor: int | None = None
-        self._process: CandidateProcess | None = None
+        self.process: CandidateProcess | None = None
+        """The compiler's process, until its library is fetched."""
         if kernel.language == "cpp":
             self._descriptor = tools.kept.copy(kernel.build_hash)
         if kernel.language == "cpp" and self._descriptor is None:
             zygote = tools.compilers()  # which may find other headers
             headers = tools.headers.folder_for(kernel.source) if shows_own_files() else None
-            self._process = CandidateProcess(
+            self.process = CandidateProcess(
                 kernel,
                 threads=threads,
                 memory_bytes=COMPILE_MEMORY_BYTES,
@@ -163,7 +160,7 @@ class Library:
                 zygote=zygote,
             )
             try:
-                self._process.start_compiling(kernel)
+                self.process.start_compiling(kernel)
             except BaseException:
                 self.close()
                 raise
@@ -179,40 +176,21 @@ class Library:
 
         The library is kept for later. Raises CandidateFault if it does not compile in time.
         """
-        if self._process is not None:
-            self._descriptor = self._process.library()
-            self._process.close()
-            self._process = None
+        if self.process is not None:
+            self._descriptor = self.process.library()
+            self.process.close()
+            self.process = None
             self._tools.kept.keep(self.kernel.build_hash, self._descriptor)
         return self._descriptor
 
-    @property
-    def process(self) -> CandidateProcess | None:
-        """The compiler's process, until its library is fetched."""
-        return self._process
-
     def close(self) -> None:
         """End the compiler's process and forget the library."""
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        if self.process is not None:
+            self.process.close()
+            self.process = None
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def run_under(self, clock: Clock) -> None:
-        """Limit the compiler by this clock from now on."""
-        if self._process is not None:
-            self._process.run_under(clock)
-
-    def pause(self) -> None:
-        """Stop the compiler. Raises CandidateFault if its process does not stop."""
-        if self._process is not None:
-            self._process.pause()
-
-    def resume(self) -> None:
-        if self._process is not None:
-            self._process.resume()
 
 
 class NextLibrary:
@@ -230,7 +208,8 @@ class NextLibrary:
         """
         library, self._library = self._library, None
         if library is not None and library.kernel == kernel:
-            library.run_under(clock)
+            if library.process is not None:
+                library.process.run_under(clock)
             return library
         if library is not None:
             library.close()
@@ -244,22 +223,26 @@ class NextLibrary:
 
     def pause(self) -> None:
         """Stop the compiler; end one that does not stop, since its kernel's turn comes."""
-        self._tell("pause")
+        with self._ending():
+            if self._library is not None and self._library.process is not None:
+                self._library.process.pause()
 
     def resume(self) -> None:
-        self._tell("resume")
+        with self._ending():
+            if self._library is not None and self._library.process is not None:
+                self._library.process.resume()
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        try:
+            yield
+        except CandidateFault:
+            self.close()
 
     def close(self) -> None:
         if self._library is not None:
             self._library.close()
             self._library = None
-
-    def _tell(self, what: str) -> None:
-        if self._library is not None:
-            try:
-                getattr(self._library, what)()
-            except CandidateFault:
-                self.close()
 
 
 # Compile the sources of many kernels, several at once, each in a sandbox of its own.
@@ -276,13 +259,9 @@ LOOK_S: Final = 0.002
 class _Running:
     """One compiler at work."""
 
-    kernel: Kernel
     library: Library
+    process: CandidateProcess
     limit: WorkLimit
-
-    @property
-    def has_answered(self) -> bool:
-        return self.library.process is None or self.library.process.has_answered
 
 
 class CompilePool:
@@ -335,12 +314,12 @@ class CompilePool:
         shortage = self._headroom.shortage() if self._running else None
         for one in tuple(self._running):
             try:
-                has_answered = one.has_answered
+                has_answered = one.process.has_answered
             except CandidateFault as error:  # it never started
                 self._end(one, error.decided)
                 continue
             if has_answered:
-                self._take(one)
+                self._end(one)
             elif one.limit.left_s() <= 0:
                 self._end(one, Decided("timed_out", f"its compiler worked for {COMPILE_S:.0f} s"))
             elif shortage is not None:
@@ -352,17 +331,16 @@ class CompilePool:
         self._paused = True
         for one in tuple(self._running):
             try:
-                one.library.pause()
+                one.process.pause()
             except CandidateFault as error:
                 self._end(one, error.decided)
 
     def resume(self) -> None:
         self._paused = False
         for one in tuple(self._running):
-            assert one.library.process is not None
-            one.limit = _limit(one.library.process, COMPILE_S - one.limit.spent_s)
+            one.limit = _limit(one.process, COMPILE_S - one.limit.spent_s)
             try:
-                one.library.resume()
+                one.process.resume()
             except CandidateFault as error:
                 self._end(one, error.decided)
 
@@ -374,31 +352,27 @@ class CompilePool:
         while self._waiting and len(self._running) < self._threads:
             kernel = self._waiting.popleft()
             try:
-                library = Library(
-                    kernel,
-                    threads=1,
-                    clock=Clock.of(COMPILE_S),
-                    tools=self._tools,
-                )
+                clock = Clock.of(COMPILE_S)
+                library = Library(kernel, threads=1, clock=clock, tools=self._tools)
             except CandidateFault as error:
                 self._faults[kernel.build_hash] = error.decided
                 continue
             assert library.process is not None
-            self._running.append(_Running(kernel, library, _limit(library.process, COMPILE_S)))
+            limit = _limit(library.process, COMPILE_S)
+            self._running.append(_Running(library, library.process, limit))
 
-    def _take(self, one: _Running) -> None:
+    def _end(self, one: _Running, decided: Decided | None = None) -> None:
+        """End a compiler: with this answer, or else with its library, which is kept."""
         self._running.remove(one)
         try:
-            one.library.fetch()  # which keeps it
+            if decided is None:
+                one.library.fetch()
         except CandidateFault as error:
-            self._faults[one.kernel.build_hash] = error.decided
+            decided = error.decided
         finally:
             one.library.close()
-
-    def _end(self, one: _Running, decided: Decided) -> None:
-        self._running.remove(one)
-        one.library.close()
-        self._faults[one.kernel.build_hash] = decided
+        if decided is not None:
+            self._faults[one.library.kernel.build_hash] = decided
 
 
 def _limit(process: CandidateProcess, limit_s: float) -> WorkLimit:

@@ -7,7 +7,6 @@ import os
 import re
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import TORCH_FIRST, arm_environment
 from ratchet.judge.sandbox.shared_memory import BatchLayout
 from ratchet.judge.sandbox.view import fixed_layout
-from ratchet.judge.sandbox.zygote import IMPORT_S, START_S, Fork, Forks
+from ratchet.judge.sandbox.zygote import IMPORT_S, START_S, Forks
 from ratchet.judge.steps.arms import import_path
 from ratchet.judge.workers.driver_memory import MORE_MEMORY, DriverRefusal
 
@@ -147,6 +146,8 @@ def raise_fault(reply: Mapping[str, object]) -> None:
     If a GPU is the fault, raise DeviceLost, or DeviceMemoryRefused if others hold its memory, or
     the driver's refusal.
     """
+    if "no_device" in reply:
+        raise JudgeError(f"the reference cannot use the GPU: {reply['no_device']}")
     if "error" not in reply:
         return
     error = reply["error"]
@@ -188,14 +189,35 @@ COMPILED = "torch.compile of the reference"
 """The name of its arm."""
 
 
-class RivalProcess:
+class _Forked:
+    """A fork of one of the reference's zygotes, and the channel to it."""
+
+    def __init__(self, zygote: Forks, **message: object) -> None:
+        ours, theirs = open_pair()
+        try:
+            self._fork = zygote.fork([theirs.fileno()], **message)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self.pid = self._fork.pid
+        self._watch = os.pidfd_open(self.pid)
+        self._channel = Channel(ours, watch=self._watch)
+
+    def close(self) -> None:
+        """End it and what it started."""
+        families.end(self.pid, enclosed=True)
+        self._fork.reap()
+        close_descriptors([self._watch])
+        self._channel.close()
+
+
+class RivalProcess(_Forked):
     """One process of the reference. A failure in it is a fault of the judge."""
 
-    def __init__(self, connection: socket.socket, fork: Fork, clock: Clock) -> None:
-        self.pid = fork.pid
-        self._fork = fork
-        self._watch = os.pidfd_open(self.pid)
-        self._channel = Channel(connection, watch=self._watch)
+    def __init__(self, zygote: Forks, clock: Clock) -> None:
+        super().__init__(zygote)
         self._clock = clock
         self._stopped: Sequence[int] = ()
         self.device_s: float | None = None
@@ -224,7 +246,7 @@ class RivalProcess:
         with self._named(what):
             reply, extra = self._receive()
         close_descriptors(extra)
-        _raise_fault(reply)
+        raise_fault(reply)
 
     def go(self, memories: Sequence[int], spots: OutputSpots | None = None) -> Timing:
         """Reveal a batch and wait for its calls; the process is stopped when this returns.
@@ -240,7 +262,7 @@ class RivalProcess:
             wall_time_s = time.perf_counter() - began
         self.pause()
         close_descriptors(extra)
-        _raise_fault(reply)
+        raise_fault(reply)
         self.device_s = reply["device_s"]
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
@@ -259,24 +281,16 @@ class RivalProcess:
         """Let it free its memory while others do; `close` comes next."""
         families.kill(self._stopped)
 
-    def close(self) -> None:
-        """End it and what it started."""
-        families.end(self.pid, enclosed=True)
-        self._fork.reap()
-        close_descriptors([self._watch])
-        self._channel.close()
-
     def _receive(self) -> tuple[Message, list[int]]:
-        limit = WorkLimit(self._clock.reference_limit_s, self._members)
+        limit = WorkLimit(
+            self._clock.reference_limit_s, lambda: families.family(self.pid, enclosed=True)
+        )
         try:
             return self._channel.receive(left_s=within_the_end(limit.left_s))
         except ChannelTimeout as error:
             if until_the_end_s() > 0:
                 raise
             raise OutOfTime("the time ran out while the reference was at work") from error
-
-    def _members(self) -> list[int]:
-        return list(families.family(self.pid, enclosed=True))
 
     @contextlib.contextmanager
     def _named(self, what: object) -> Iterator[None]:
@@ -286,43 +300,16 @@ class RivalProcess:
             raise JudgeError(f"the reference's process failed at '{what}': {error}") from error
 
 
-def _raise_fault(reply: Mapping[str, object]) -> None:
-    if "no_device" in reply:
-        raise JudgeError(f"the reference cannot use the GPU: {reply['no_device']}")
-    raise_fault(reply)
-
-
-def _forked(zygote: Forks, **message: object) -> tuple[socket.socket, Fork]:
-    """Fork a process; return our end of the channel to it, and the fork."""
-    ours, theirs = open_pair()
-    try:
-        return ours, zygote.fork([theirs.fileno()], **message)
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-
-
-class ProblemZygote:
+class ProblemZygote(_Forked):
     """A fork of the reference's zygote that has imported what a problem's reference needs."""
 
     def __init__(self, zygote: Forks, problem: Message) -> None:
         """Start it; `able` is True if rivals can be forked from it."""
-        ours, self._fork = _forked(zygote, problem=problem)
-        self._watch = os.pidfd_open(self._fork.pid)
-        channel = Channel(ours, watch=self._watch)
-        self.forks = Forks(channel)
+        super().__init__(zygote, problem=problem)
+        self.forks = Forks(self._channel)
         self.able = False
         with contextlib.suppress(JudgeError):
-            self.able = channel.receive(limit_s=START_S)[0]["able"] is True
-
-    def close(self) -> None:
-        """End it; its forks have ended."""
-        families.end(self._fork.pid, enclosed=True)
-        self._fork.reap()
-        close_descriptors([self._watch])
-        self.forks.close()
+            self.able = self._channel.receive(limit_s=START_S)[0]["able"] is True
 
 
 class Rivals:
@@ -367,7 +354,7 @@ class Rivals:
 
     def begin(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
         """Start one that loads the reference while others do; `await_load` comes next."""
-        process = RivalProcess(*_forked(self._forks()), self._clock)
+        process = RivalProcess(self._forks(), self._clock)
         self._running.append(process)
         process.begin_load(
             {

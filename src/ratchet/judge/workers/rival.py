@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import resource
 import secrets
 import signal
 import socket
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
@@ -34,15 +32,13 @@ from ratchet.judge.problems.model_file import on_cores, run_source
 from ratchet.judge.problems.problem import Case, Problem, Reference
 from ratchet.judge.problems.suites.forms import gradient_of
 from ratchet.judge.sandbox import confine
-from ratchet.judge.sandbox.serving import Reply, serve, serve_forks
+from ratchet.judge.sandbox.serving import Reply, quiet_fork, serve, serve_forks
 from ratchet.judge.sandbox.shared_memory import shift_heap
 from ratchet.judge.workers.candidate.with_torch import COMPILATION_CACHE, Entry, TorchWorker, settle
 from ratchet.judge.workers.device import WorkerDevice, open_device
 from ratchet.judge.workers.gate import owned
 
 MOST_CPU_S = 1_000_000
-AUTOGRAD_NEEDS = "torch.fx.experimental.symbolic_shapes"
-"""The first call of torch.autograd.grad imports it and sympy, which takes 0.4 s."""
 
 
 class RivalWorker(TorchWorker):
@@ -66,11 +62,7 @@ def start_zygote(inherited: Sequence[int]) -> socket.socket:
     """Fork the zygote, which closes the `inherited` descriptors; return its channel."""
     ours, theirs = open_pair()
     parent = os.getpid()
-    with warnings.catch_warnings():
-        # A BLAS library ends its idle threads before a fork, and starts none after it.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child:
+    if quiet_fork():
         theirs.close()
         return ours
     ours.close()
@@ -110,14 +102,15 @@ def _imported(problem: dict[str, object]) -> bool:
     found = Problem.from_json(problem)
     try:
         if found.model is not None:
-            importlib.import_module("ratchet.judge.problems.model_file")
+            from ratchet.judge.problems import model_file  # noqa: F401
         if found.text:  # each rival runs it again
             with on_cores(found.text):
                 reference = getattr(run_source(found.text), found.reference, None)
         else:
             reference = found.load_reference()
         if getattr(reference, "__module__", "") == gradient_of.__module__:
-            importlib.import_module(AUTOGRAD_NEEDS)
+            # The first call of torch.autograd.grad imports it and sympy, which takes 0.4 s.
+            from torch.fx.experimental import symbolic_shapes  # noqa: F401
     except Exception:  # a rival will report it
         return False
     return len(os.listdir("/proc/self/task")) == 1

@@ -39,7 +39,8 @@ def _prepare(order: Message) -> None:
     if order["device"] is None:
         return
     with contextlib.suppress(ImportError):  # torch can do without it
-        importlib.import_module("triton")
+        import triton  # noqa: F401
+
         _built.update(_helper_files(order["device"]["dialect"], Path(os.environ[CACHE])))
 
 
