@@ -117,12 +117,13 @@ SCALE_NOISE = 0.15
 """Least ratio assumed of scale error to error in norm. Measured over the 38 parameters of a
 four-layer transformer: root mean square 0.17 under bf16 autocast, 0.21 in pure bf16."""
 COARSE_ERROR, MOST_PARTS = 0.05, 64
-"""A matrix with a larger baseline error, and at most this many rows or columns, may be off by a few
-tokens that went to another expert. Each adds a part of rank one, and so few parts average less than
-roundings do. Measured for the router of the last layer of moe-42m, error 11 %: ratios of -0.40 to
-+0.32 in seven honest ways to run the step, where the parts give 0.27."""
+"""A matrix with a larger baseline error, and at most this many rows or columns, is the weight of a
+router: a rounding sends a few tokens to another expert. Each such token adds a matrix of rank one
+to the error. So few parts do not average out as roundings do, and the scale scatters more. Measured
+for the router of the last layer of moe-42m, error 11 %: ratios of -0.40 to +0.32 in seven honest
+ways to run the step, where the parts give 0.27."""
 MOST_OF_PARTS = 0.8
-"""Share of the baseline's error by which parts may widen a scale's interval at most."""
+"""Those parts widen a scale's interval by at most this share of the baseline's error."""
 SCALE_FACTOR = 2.5
 """A scale may lie this many times its usual noise outside of zero to the baseline's own."""
 
@@ -271,7 +272,11 @@ def _measure(name: str, files: Mapping[str, GradientFile]) -> _Measured | str:
 def _parts_noise(
     exact: NDArray[np.float64], error: NDArray[np.float64], shape: Sequence[int]
 ) -> float:
-    """Return the root of the summed squares of the parts' projections on the reference."""
+    """Return how far the scale scatters if each part of rank one of the error had a random sign.
+
+    That is the root of the summed squares of the parts' projections on the reference; 0 unless the
+    gradient is a matrix with few rows or columns and a coarse error.
+    """
     rows, square = shape[0] if shape else 1, _dot(exact, exact)
     few = len(shape) > 1 and 1 < min(rows, exact.size // max(rows, 1)) <= MOST_PARTS
     if not few or _norm(error) <= COARSE_ERROR * math.sqrt(square):

@@ -42,14 +42,17 @@ def wrong_words(reason: str) -> str | None:
 
 
 WORK_S = 120.0
-"""It gives up a process that was at work for longer than this over all cases, and longer than the
-time limit."""
+"""The judge gives up a candidate's process that was at work for longer than this over all cases,
+and for longer than the time limit."""
 REJECTING: Final = ("crashed", "wrong", "refused")
-"""Endings on other sizes of a kernel that is built for its file's alone; a wrong value is none."""
+"""The statuses with which a kernel that is built for its file's sizes alone rejects others: it
+raises, returns another form, or refuses. To return wrong values is not to reject."""
 NEAR: Final = 0.5
-"""An answer further off than this, relative to itself, is that of another computation."""
+"""On a size that the problem does not state, an answer that is further off than this (the norm of
+its error over that of the right answer) is taken for another computation, not for an inexact
+one."""
 VARIED_S = 0.3
-"""Seconds for checking a timed case with values of hidden ones."""
+"""Seconds for checking a timed case with values that are drawn as those of hidden cases are."""
 
 
 OtherProcess = Callable[[Case], contextlib.AbstractContextManager[CandidateProcess] | None]

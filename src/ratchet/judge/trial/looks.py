@@ -9,6 +9,7 @@ once more before it counts.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -64,8 +65,11 @@ def time_until_answered(
     if watch is not None and watch.failed:
         record.evidence.append(watch.evidence())
         watch.conclude()
-    if unreachable := _unreachable(timing, contest.opened):
-        detail = f"too fast for this machine, so measured again: {unreachable}"
+    possible: bool | None = None
+    with contextlib.suppress(RatchetError):  # `conclude` reports that there are no ceilings
+        possible, figures = reachable(timing, contest.opened)
+    if possible is False:
+        detail = f"too fast for this machine, so measured again: {figures}"
         record.note("physics", detail, passed=False)
         timing = take(budgets_s()[-1])
 
@@ -96,15 +100,6 @@ def time_until_answered(
         return timing
     record.evidence.append(watch.evidence())  # it sampled every launch, the later ones too
     return replace(timing, unseen=watch.conclude())
-
-
-def _unreachable(timing: CaseTiming, opened: OpenProblem) -> str:
-    """Return the figures if the samples are faster than the machine can be, else ""."""
-    try:
-        passed, detail = reachable(timing, opened)
-    except RatchetError:  # `conclude` reports that there are no ceilings
-        return ""
-    return detail if passed is False else ""
 
 
 def _answered(found: Ratio) -> bool:

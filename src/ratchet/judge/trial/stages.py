@@ -47,13 +47,14 @@ from ratchet.judge.verdict import (
 )
 
 LEFT_TO_EXPLAIN_S = 5.0
-"""Time that is left, at least, to find out why a model is wrong."""
+"""With less time left, the judge does not find out why a model is wrong."""
 KEPT_OLD_WEIGHTS = (
     "weights change between calls; this kernel kept old ones (--frozen-weights judges it with "
     "those of its constructor)"
 )
 FEWEST_CALLS = 2
-"""Calls of a batch if the kernel returns its outputs: kept together, they cannot be one buffer."""
+"""The fewest calls of a batch for a kernel that returns its outputs. Those of all calls are kept
+until the batch ends, so a kernel cannot return the same buffer twice."""
 
 
 LOG = logging.getLogger(__name__)

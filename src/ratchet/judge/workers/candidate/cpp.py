@@ -1,8 +1,8 @@
 """The worker of a compiled kernel: inside the sandbox, without torch, numpy or any secret.
 
 It compiles a source and hands the library out, or it loads a library and calls its entry on shared
-memory that the judge reveals. Nothing it says is believed: others read the outputs from the shared
-memory, and the clock is outside.
+memory that the judge reveals. Nothing it says is believed: the reference worker reads the outputs
+from the shared memory, and the judge's own process holds the clock.
 """
 
 from __future__ import annotations
