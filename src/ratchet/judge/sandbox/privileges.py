@@ -1,4 +1,4 @@
-"""The rights of a process: uids, capabilities, and namespaces for a zygote's fork.
+"""Privileges of a process: uids, capabilities, and namespaces for a fork of a zygote.
 
 A candidate runs under a fresh uid if the judge may set one, else under the judge's own.
 """

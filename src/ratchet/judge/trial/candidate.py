@@ -161,10 +161,6 @@ class CandidateProcess:
         headroom.watch(self._child.pid)
 
     @property
-    def _output_mode(self) -> str:
-        return "copied" if self.copies_outputs else "kept"
-
-    @property
     def pid(self) -> int:
         """The process id of the head of its family."""
         return self._child.pid
@@ -238,7 +234,10 @@ class CandidateProcess:
         """Return the compiled library, copied into memory that the candidate cannot change."""
 
         def refuse(reply: Message) -> None:
-            _raise_fault_of_machine(reply)
+            error = reply.get("error")
+            if isinstance(error, dict) and error.get("kind") != KernelError.__name__:
+                why = f"nothing can be compiled here: {error_words(error)}; {REMEDY}"
+                raise fault("unmeasured", why)  # not the source's fault
             _raise_refusal(reply, "does not compile")
 
         self._await_ready()
@@ -322,9 +321,10 @@ class CandidateProcess:
 
         `read` reads the outputs if the judge cannot.
         """
+        outputs = "copied" if self.copies_outputs else "kept"
         with _decides():
             reply = self._child.ask(
-                {"do": "prepare", "layout": layout.as_json(), "outputs": self._output_mode},
+                {"do": "prepare", "layout": layout.as_json(), "outputs": outputs},
                 limit_s=self._clock.step_limit_s,
             )
         _raise_refusal(reply, "could not reserve its memory", status="crashed")
@@ -500,13 +500,6 @@ def _tells_outputs() -> Iterator[None]:
         yield
     except Unreadable as error:
         raise fault("crashed", f"the candidate's process: {error}") from error
-
-
-def _raise_fault_of_machine(reply: Mapping[str, object]) -> None:
-    """Raise `unmeasured` if the compiler's worker failed for a reason other than the source."""
-    error = reply.get("error")
-    if isinstance(error, dict) and error.get("kind") != KernelError.__name__:
-        raise fault("unmeasured", f"nothing can be compiled here: {error_words(error)}; {REMEDY}")
 
 
 def _raise_refusal(

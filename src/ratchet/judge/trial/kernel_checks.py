@@ -68,7 +68,7 @@ class CheckedCases:
 
 
 class CallAnswer(NamedTuple):
-    """Whether a call was right, and why."""
+    """The verdict on one call: was it right, and why."""
 
     passed: bool | None
     """None if it declined."""

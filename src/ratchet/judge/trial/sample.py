@@ -222,17 +222,14 @@ def time_alone(case: int, contest: Contest) -> list[float]:
     def run(calls: int) -> list[float]:
         warm(arm, calls)
         contest.device_clock.begin(case)
-        found = [_alone(arm, calls, *before) for before in BEFORE_ALONE]
+        found = []
+        for arm.rest_s, arm.load_s in BEFORE_ALONE:
+            found.append([arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)])
         round_trip_s = contest.device_clock.round_trip_s(case)
         times = min(found, key=statistics.median)
         return [_work_s(time_s, round_trip_s) / calls for time_s in times]
 
     return contest.opened.with_fewer_calls(calls_of(contest, case), run)
-
-
-def _alone(arm: RivalArm, calls: int, rest_s: float, load_s: float) -> list[float]:
-    arm.rest_s, arm.load_s = rest_s, load_s
-    return [arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)]
 
 
 def compare_more(timing: CaseTiming, contest: Contest, launch: Launch) -> None:

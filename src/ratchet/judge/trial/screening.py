@@ -104,7 +104,12 @@ class ScreeningRun:
         device = None if self.accelerator is None else self.accelerator.torch_name
         entrant = Entrant(kernel, name, kernel, on_gpu=device is not None)
         with entrant.on_trial():
-            _check_language(kernel)
+            if kernel.language not in LANGUAGES:
+                why = f"{kernel.language} kernels are not screened: judge it instead"
+                raise fault("unmeasured", why)
+            if kernel.language == "torch" and uses_extensions(kernel):
+                why = "it builds an extension, which takes long: judge it instead"
+                raise fault("unmeasured", why)
             interpreted = entrant.is_interpreted
             called = targets().interpreted(kernel) if interpreted else kernel
             entrant.runnable = runnable(called, self.problem, device)
@@ -480,14 +485,6 @@ def _timed_bytes(cases: Sequence[CaseFacts], accelerator: Accelerator) -> float:
     return 2 * max(largest, accelerator.batch_bytes / GPU_SHARE) + CONTEXT_BYTES
 
 
-def _check_language(kernel: Kernel) -> None:
-    """Raise CandidateFault if the language is not screened."""
-    if kernel.language not in LANGUAGES:
-        raise fault("unmeasured", f"{kernel.language} kernels are not screened: judge it instead")
-    if kernel.language == "torch" and uses_extensions(kernel):
-        raise fault("unmeasured", "it builds an extension, which takes long: judge it instead")
-
-
 OPENING_S = max(120.0, STEP_S)
 
 
@@ -498,7 +495,7 @@ class Screener:
         self._threads = threads
         self._tools = tools
         self._held: tuple[tuple[object, ...], Sequence[CaseFacts]] | None = None
-        """What the reference worker holds open, and its cases."""
+        """The problem that the reference worker holds open, and its cases."""
 
     def forget_problem(self) -> None:
         """Open the problem anew the next time: the reference worker holds another by then."""

@@ -72,7 +72,7 @@ class _Run:
     is_native: bool = False
     """True if it runs as it is."""
     machine: int | None = None
-    """What emulates it."""
+    """The sealed library that emulates it."""
     build: Build | None = None
     """Compiles the extensions that it orders while it is emulated."""
 
