@@ -115,7 +115,7 @@ def test_a_draw_for_which_torch_has_no_memory_is_the_same_and_keeps_nothing(
     draw: Message = {"do": "draw", "case": 0, "round": True, "writable_inputs": False}
     draw |= {"values": [], "places": None, "alike": []}
     worker.answer({**draw, "batch": 1, "seeds": [1, 2]}, [])
-    assert worker._drawn
+    assert worker._held is not None and worker._held._drawn
 
     def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError(TORCHS)
@@ -123,7 +123,7 @@ def test_a_draw_for_which_torch_has_no_memory_is_the_same_and_keeps_nothing(
     monkeypatch.setattr(reference_worker, "SharedBatch", refuse)
     with pytest.raises(torch.OutOfMemoryError) as raised:
         worker.answer({**draw, "batch": 2, "seeds": [3, 4]}, [])
-    assert not worker._drawn
+    assert not worker._held._drawn
     words = (
         "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB; other work holds the "
         "GPU's memory: free it, or name another with --device"

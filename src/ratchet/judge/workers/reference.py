@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,14 +22,14 @@ from ratchet.base.errors import JudgeError, KernelError
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.problems.free_memory import check_fits
-from ratchet.judge.problems.problem import Case, Problem, Reference
+from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.problems.references import inert_input
-from ratchet.judge.problems.tolerance import Loss, loss_over, same_bits, widen
+from ratchet.judge.problems.tolerance import Loss, OutputCheck, loss_over, same_bits, widen
 from ratchet.judge.sandbox.serving import Reply, serve
 from ratchet.judge.sandbox.shared_memory import span
 from ratchet.judge.workers.alike import CLEARLY, alike, in_turn, movable
 from ratchet.judge.workers.arm import extend_import_path
-from ratchet.judge.workers.device import WorkerDevice, find_gpu, open_device
+from ratchet.judge.workers.device import find_gpu, open_device
 from ratchet.judge.workers.driver_memory import NoDeviceMemory
 from ratchet.judge.workers.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.gate import conditions as conditions_of
@@ -53,18 +54,67 @@ Form = tuple[tuple[object, ...], ...]
 
 
 class ReferenceWorker:
-    """Holds one problem, its reference and the batches in flight."""
+    """Finds GPUs, hands out its zygote, and holds one problem."""
 
     def __init__(self, zygote: socket.socket | None = None) -> None:
         """`zygote` is the channel of the process from which rivals are forked."""
         self._zygote = zygote
-        self._problem: Problem | None = None
-        self._reference: Reference | None = None
+        self._held: HeldProblem | None = None
+
+    def answer(self, message: Message, descriptors: list[int]) -> Reply:
+        with torch.no_grad():
+            match message["do"]:
+                case "find gpu":
+                    return _find_gpu(message["name"]), []
+                case "zygote":
+                    assert self._zygote is not None
+                    return {"value": None}, [os.dup(self._zygote.fileno())]
+                case "open":
+                    if self._held is not None:
+                        self._held.close()
+                        self._held = None
+                    held = HeldProblem(message)
+                    self._held = held
+                    return held.described(), []
+            assert self._held is not None
+            return self._held.answer(message)
+
+
+def _find_gpu(name: str) -> Message:
+    from ratchet.base.devices.gpu_use import warnings_of
+    from ratchet.base.devices.probe import how_to_see_more
+
+    try:
+        found = find_gpu(name)
+        if "missing" in found:
+            found["missing"] += f"; {how_to_see_more(torch.cuda.device_count())}"
+        else:
+            index = torch.device(found["described"]["torch_name"]).index or 0
+            found["warnings"] = warnings_of(index, root=os.getppid())
+        return found
+    except JudgeError as error:
+        return {"refused": str(error)}
+
+
+class HeldProblem:
+    """A problem, its reference, and the batches in flight."""
+
+    def __init__(self, message: Message) -> None:
+        torch.set_num_threads(message["threads"])
+        self._rng = random.Random(message["seed"])
+        self._changes = in_turn(self._rng)
+        self._device = open_device(message["device"])
+        self._problem = Problem.from_json(message["problem"])
+        check_fits(self._problem)
+        self._reference = self._problem.load_reference()
+        self._seed = message["seed"]
+        self._seeds = False
+        """True if the reference sets torch's seed."""
+        self._is_timed: bool = message["is_timed"]
+        """False if no kernel is timed: then no operations are counted."""
         self._forms: dict[int, list[Tensor]] = {}
         self._views: set[int] = set()
         """Cases on which the reference's outputs are views."""
-        self._seeds = False
-        """True if the reference sets torch's seed."""
         self._flops: dict[Form, float] = {}
         """Operations of counted cases, by their form."""
         self._batches: dict[int, SharedBatch] = {}
@@ -74,90 +124,52 @@ class ReferenceWorker:
         """The inputs of the last batch of each case that lay where those after it will lie."""
         self._answers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         """The outputs of the reference and the oracle on some of these values."""
-        self._rng = random.Random()
-        self._changes = in_turn(self._rng)
         self._usual: dict[str, list[Loss]] = {}
-        self._device = WorkerDevice()
-        self._threads = 1
-        self._is_timed = True
-        """False if no kernel is timed: then no operations are counted."""
 
-    def answer(self, message: Message, descriptors: list[int]) -> Reply:
-        actions: dict[str, Callable[[Message], Reply]] = {
-            "find gpu": self._find_gpu,
-            "open": self._open,
-            "ceilings": self._ceilings,
-            "draw": self._draw,
-            "check": self._check,
-            "repeats": self._repeats,
-            "flush": self._flush,
-            "places": self._places,
-            "compile into": self._compile_into,
-            "zygote": self._hand_out_zygote,
-            "release": self._release,
-        }
-        with torch.no_grad():
-            return actions[message["do"]](message)
+    def described(self) -> Message:
+        """Return the measures of each case, and the trivial answers that the problem accepts.
 
-    def _find_gpu(self, message: Message) -> Reply:
-        from ratchet.base.devices.gpu_use import warnings_of
-        from ratchet.base.devices.probe import how_to_see_more
-
-        try:
-            found = find_gpu(message["name"])
-            if "missing" in found:
-                found["missing"] += f"; {how_to_see_more(torch.cuda.device_count())}"
-            else:
-                index = torch.device(found["described"]["torch_name"]).index or 0
-                found["warnings"] = warnings_of(index, root=os.getppid())
-            return found, []
-        except JudgeError as error:
-            return {"refused": str(error)}, []
-
-    def _open(self, message: Message) -> Reply:
-        self._threads = message["threads"]
-        torch.set_num_threads(self._threads)
-        self._rng = random.Random(message["seed"])
-        self._changes = in_turn(self._rng)
-        self._release_all()
-        self._usual.clear()
-        self._device = open_device(message["device"])
-        self._problem = Problem.from_json(message["problem"])
-        check_fits(self._problem)
-        self._reference = self._problem.load_reference()
-        before = torch.manual_seed(message["seed"]).initial_seed()
-        self._is_timed = message["is_timed"]
+        Raises KernelError if the reference is unfit.
+        """
+        before = torch.manual_seed(self._seed).initial_seed()
         cases = [self._describe(index, case) for index, case in enumerate(self._problem.cases)]
         self._seeds = torch.initial_seed() != before
         failures = gate(self._problem, self._reference, self._rng, self._inputs)
         if not failures and self._problem.model is None:  # a model's file is checked as it is read
-            self._check_dependence()
-        return {"cases": cases, "gate": failures}, []
+            by_size = sorted(self._problem.cases, key=elements)  # the smallest mostly decides
+            inert = inert_input(self._reference, by_size, self._inputs)
+            if inert is not None:
+                raise KernelError(f"its output does not depend on input {inert}: leave that out")
+        return {"cases": cases, "gate": failures}
+
+    def answer(self, message: Message) -> Reply:
+        actions: dict[str, Callable[[Message], Reply]] = {
+            "ceilings": self._ceilings,
+            "draw": self._draw,
+            "check": self._check,
+            "repeats": self._repeats,
+            "flush": lambda asked: (self._device.flush(asked["load_s"]), []),
+            "places": self._places,
+            "compile into": self._compile_into,
+            "release": self._release,
+        }
+        return actions[message["do"]](message)
 
     def _compile_into(self, message: Message) -> Reply:
         """Compile the reference for the form of every case, into a folder."""
-        assert self._problem is not None
         with alarm(message["limit_s"]), kept_in(message["folder"]):
             compiled = self._problem.compile_reference()
             met = set()
             for case in self._problem.cases:
                 form = _form(case)
                 if form not in met:
-                    self._warm(compiled, case)
+                    warm(compiled, case, partial(self._fresh_inputs, case))
                 met.add(form)
         return {"value": None}, []
 
-    def _warm(self, compiled: Reference, case: Case) -> None:
-        warm(compiled, case, lambda: self._inputs(case, self._rng.getrandbits(48)))
-
-    def _hand_out_zygote(self, _: Message) -> Reply:
-        assert self._zygote is not None
-        return {"value": None}, [os.dup(self._zygote.fileno())]
-
     def _describe(self, index: int, case: Case) -> Message:
         """Run the reference on a case; return its time, operations and bytes."""
-        assert self._problem is not None
-        inputs = self._inputs(case, self._rng.getrandbits(48))
+        inputs = self._fresh_inputs(case)
         _check_inputs(case, inputs)
         before = [tensor.clone() for tensor in inputs]
         flops = self._count_flops(inputs, case) if self._is_timed else 0.0
@@ -195,16 +207,11 @@ class ReferenceWorker:
             self._flops[form] = counter.total
         return self._flops[form]
 
-    def _check_dependence(self) -> None:
-        assert self._problem is not None and self._reference is not None
-        cases = sorted(self._problem.cases, key=elements)  # the smallest mostly decides
-        inert = inert_input(self._reference, cases, self._inputs)
-        if inert is not None:
-            raise KernelError(f"its output does not depend on input {inert}: leave that out")
+    def _fresh_inputs(self, case: Case) -> list[Tensor]:
+        return self._inputs(case, self._rng.getrandbits(48))
 
     def _inputs(self, case: Case, seed: int) -> list[Tensor]:
         """Draw the inputs of a case on the device."""
-        assert self._problem is not None
         drawn = self._problem.build_inputs(case, seed, self._device.memory.device)
         return [self._device.place(one) for one in drawn]
 
@@ -217,7 +224,6 @@ class ReferenceWorker:
 
     def _call(self, inputs: Sequence[Tensor], case: Case) -> list[Tensor]:
         """Call the reference on copies of in-place tensors; check that it returns tensors."""
-        assert self._reference is not None and self._problem is not None
         outputs = self._reference(*owned(case, inputs), case.scalars)
         if not isinstance(outputs, tuple) or not all(isinstance(o, Tensor) for o in outputs):
             raise KernelError(
@@ -245,7 +251,6 @@ class ReferenceWorker:
         raise refusal
 
     def _new_batch(self, message: Message) -> Reply:
-        assert self._problem is not None
         case, seeds = self._problem.cases[message["case"]], message["seeds"]
         varied = self._problem.varied(case) if message["values"] else ()
         kept = self._drawn if message["round"] else None
@@ -282,7 +287,6 @@ class ReferenceWorker:
         Return inputs by their seeds, and the calls for which that could be done. A pair is a call
         and the earlier one; a call with itself means that of the case's last batch.
         """
-        assert self._problem is not None
         case, worn = self._problem.cases[index], self._worn.get(index, [])
         drawn: dict[int, list[Tensor]] = {}
         made = []
@@ -307,7 +311,6 @@ class ReferenceWorker:
         old = self._call(base, case)
 
         def shows(inputs: Sequence[Tensor]) -> bool:
-            assert self._problem is not None
             try:
                 oracle = self._call([widen(tensor) for tensor in inputs], case)
                 own = self._call(inputs, case)
@@ -321,11 +324,11 @@ class ReferenceWorker:
 
     def _check(self, message: Message) -> Reply:
         """Compare the outputs of one call; the candidate must be stopped."""
-        batch = self._batches[message["batch"]]
-        return self._check_call(batch, message["call"], message["code"], message["again"]), []
+        batch, call, code = self._batches[message["batch"]], message["call"], message["code"]
+        return self._check_call(batch, call, code, message["again"]), []
 
     def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> Message:
-        """Return the fields of `kernel_checks.CallCheck`."""
+        """Return the fields of `open_problem.CallCheck`."""
         changed = batch.changed_input(call) if batch.inputs_can_change else None
         if batch.written_beyond():
             return {"changed_input": None, "written": True, "passed": False, "detail": BEYOND}
@@ -338,33 +341,37 @@ class ReferenceWorker:
         if case is not batch.case and _overflows([*own, *oracle], batch.inputs[call]):
             return result | {"passed": True, "detail": OVERFLOWS, "overflows": True}
         given, got = batch.inputs[call], batch.answers(call)
-        checks = batch.problem.check_outputs(case, given, got, own, oracle)
-        if not batch.problem.check and not all(check.passed for check in checks):
-            # One draw's loss is a noisy bound if outputs are few, and a plain sum loses more than
-            # torch's. That alone does not make an answer wrong.
-            losses = self._losses_at(case, given)
-            checks = batch.problem.tolerance.check_all(got, own, oracle, losses)
+        checks = self._checks(case, given, got, own, oracle)
         if case.grown:
             result["off"] = off(got, oracle)
         failed = [(index, check) for index, check in enumerate(checks) if not check.passed]
         index, shown = failed[0] if failed else (0, max(checks, key=lambda c: c.element_ratio))
         detail = f"output {index}: {shown.detail}"
-        if failed and (words := self._explanation(batch.problem, case, given, got)):
+        if failed and (words := self._explanation(case, given, got)):
             detail += f"; it matches the reference with {words}"
         return result | {"passed": not failed, "detail": detail}
 
-    def _explanation(
-        self, problem: Problem, case: Case, given: list[Tensor], got: list[Tensor]
-    ) -> str:
+    def _checks(
+        self,
+        case: Case,
+        given: list[Tensor],
+        got: list[Tensor],
+        own: Sequence[Tensor],
+        oracle: Sequence[Tensor],
+    ) -> Sequence[OutputCheck]:
+        problem = self._problem
+        checks = problem.check_outputs(case, given, got, own, oracle)
+        if problem.check or all(check.passed for check in checks):
+            return checks
+        # One draw's loss is a noisy bound if outputs are few, and a plain sum loses more than
+        # torch's. That alone does not make an answer wrong.
+        return problem.tolerance.check_all(got, own, oracle, self._losses_at(case, given))
+
+    def _explanation(self, case: Case, given: list[Tensor], got: list[Tensor]) -> str:
         """Return the variant of the reference for which a wrong answer is right, or ""."""
 
         def is_right(answers: Sequence[Sequence[Tensor]]) -> bool:
-            own, oracle = answers
-            checks = problem.check_outputs(case, given, got, own, oracle)
-            if not problem.check and not all(check.passed for check in checks):
-                losses = self._losses_at(case, given)
-                checks = problem.tolerance.check_all(got, own, oracle, losses)
-            return all(check.passed for check in checks)
+            return all(check.passed for check in self._checks(case, given, got, *answers))
 
         wide = [widen(tensor) for tensor in given]
         return explanation(lambda inputs: self._call(inputs, case), (given, wide), is_right)
@@ -391,12 +398,11 @@ class ReferenceWorker:
 
     def _losses(self, case: Case) -> list[Loss]:
         """Return the reference's loss in each output, over several draws of a case."""
-        assert self._problem is not None
         if case.name not in self._usual:
             draws: list[tuple[list[Tensor], list[Tensor]]] = []
             elements = 0
             while len(draws) < MOST_DRAWS and elements < ENOUGH_ELEMENTS:
-                inputs = self._inputs(case, self._rng.getrandbits(48))
+                inputs = self._fresh_inputs(case)
                 own = self._call(inputs, case)
                 draws.append((own, self._call([widen(tensor) for tensor in inputs], case)))
                 elements += min(output.numel() for output in own)
@@ -414,9 +420,6 @@ class ReferenceWorker:
         losses = zip(self._losses(case), conditions, strict=True)
         return [replace(loss, condition=one, single=single) for loss, (one, single) in losses]
 
-    def _flush(self, message: Message) -> Reply:
-        return self._device.flush(message["load_s"]), []
-
     def _places(self, message: Message) -> Reply:
         """Return the bytes at some spots of a batch now, which only this worker can read."""
         found = self._batches[message["batch"]].places(message["spots"])
@@ -426,15 +429,11 @@ class ReferenceWorker:
         self._batches.pop(message["batch"]).release()
         return {"value": None}, []
 
-    def _release_all(self) -> None:
+    def close(self) -> None:
+        """Release all batches."""
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
-        self._drawn, self._answers = {}, {}
-        self._forms.clear()
-        self._views.clear()
-        self._worn.clear()
-        self._flops.clear()
 
 
 def _form(case: Case) -> Form:
