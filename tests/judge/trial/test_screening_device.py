@@ -368,7 +368,7 @@ def test_what_triton_compiled_reaches_a_candidates_later_processes_and_no_other(
         "forks": zygote is not None and zygote.able,
         "timed": 1,
     }
-    with Launches(asked, **started) as launches:
+    with contextlib.closing(Launches(asked, **started)) as launches:
         first = launches.load(None)
         launches.share_compiled(first)
         first.pause()
@@ -378,7 +378,7 @@ def test_what_triton_compiled_reaches_a_candidates_later_processes_and_no_other(
         finally:
             later.close()
     assert is_shared == (name == "kernel.cubin")
-    with Launches(asked, **started) as another:
+    with contextlib.closing(Launches(asked, **started)) as another:
         another.load(None)  # raises if it finds anything
 
 

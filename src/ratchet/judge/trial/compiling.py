@@ -165,12 +165,6 @@ class Library:
                 self.close()
                 raise
 
-    def __enter__(self) -> Library:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def fetch(self) -> int | None:
         """Return a descriptor of the sealed library; wait for the compiler the first time.
 
@@ -287,12 +281,6 @@ class CompilePool:
         self._headroom = Headroom()
         self._paused = False
         self._fill()
-
-    def __enter__(self) -> CompilePool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def fetch(self, kernel: Kernel) -> int:
         """Wait for a kernel's library; return a copy. Raises CandidateFault without one."""

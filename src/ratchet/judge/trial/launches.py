@@ -67,12 +67,6 @@ class Launches:
             self.close()
             raise
 
-    def __enter__(self) -> Launches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Kill all processes and remove what they left."""
         if self._counting is not None:

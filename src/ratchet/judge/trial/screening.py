@@ -520,7 +520,8 @@ class Screener:
         for one in run.kernels:
             zygote_of(one)  # it starts while the problem is opened
         compiled = [one for one in run.kernels if one.language == "cpp"]
-        with CompilePool(compiled, tools=self._tools, threads=self._threads) as pool:
+        pool = CompilePool(compiled, tools=self._tools, threads=self._threads)
+        with contextlib.closing(pool):
             try:
                 contest = self._open(run, worker(), secret)
             except CandidateFault as error:

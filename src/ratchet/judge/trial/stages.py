@@ -146,7 +146,7 @@ class KernelTrial:
         if self.kernel.language == "triton" and self.accelerator is None:
             return self._interpret(reference)
         run = self._run_of(self.kernel, self.problem, is_native=True)
-        with self._library() as library:
+        with contextlib.closing(self._library()) as library:
             opened = self._open(reference, run)
             LOG.debug("the problem is open")
             try:
@@ -208,7 +208,7 @@ class KernelTrial:
         frozen = replace(run, problem=problem, called=called, record=Record())
         try:
             opened = self._open(reference, frozen)
-            with self._launches(opened, frozen) as launches:
+            with contextlib.closing(self._launches(opened, frozen)) as launches:
                 self._check(launches.load(run.machine), opened, frozen, launches, None)
         except CandidateFault:
             return False
@@ -241,7 +241,7 @@ class KernelTrial:
         """
         opened = contest.opened
         with contextlib.ExitStack() as stack:
-            launches = stack.enter_context(self._launches(opened, run))
+            launches = stack.enter_context(contextlib.closing(self._launches(opened, run)))
             candidate = launches.load(library.fetch())
             LOG.debug("the kernel is loaded")
             self._unplaced = candidate.unplaced
@@ -315,7 +315,7 @@ class KernelTrial:
     def _answer_untimed(self, opened: OpenProblem, run: _Run) -> None:
         with (
             places_of(run.problem, self._whose, run.machine) as places,
-            self._launches(opened, run) as launches,
+            contextlib.closing(self._launches(opened, run)) as launches,
         ):
             candidate = launches.load(run.machine)
             self._unplaced = candidate.unplaced
