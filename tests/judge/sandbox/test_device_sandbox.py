@@ -49,7 +49,6 @@ def words_of(gpu: Accelerator | None) -> list[str]:
         threads=2,
         memory_bytes=1 << 30,
         limit_s=10,
-        with_torch=True,
         accelerator=gpu,
     )
     return list(made.program)
@@ -124,9 +123,7 @@ def test_groups_are_those_of_files_that_not_everybody_may_open(
 
 
 def test_torch_finds_a_users_name_and_folders_for_what_it_compiles() -> None:
-    made = isolation.make_sandbox(
-        TORCH_WORKER, threads=1, memory_bytes=1, limit_s=1, with_torch=True
-    )
+    made = isolation.make_sandbox(TORCH_WORKER, threads=1, memory_bytes=1, limit_s=1)
     made.clean()
     asked = "import getpass, os; os.getuid = lambda: 4711; print(getpass.getuser())"
     done = subprocess.run(
@@ -143,7 +140,7 @@ def test_settings_that_choose_a_gpu_reach_the_sandbox(
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     made = isolation.make_sandbox(
-        TORCH_WORKER, threads=1, memory_bytes=1, limit_s=1, with_torch=True, accelerator=AMD
+        TORCH_WORKER, threads=1, memory_bytes=1, limit_s=1, accelerator=AMD
     )
     made.clean()
     assert made.environment["HIP_VISIBLE_DEVICES"] == "1"

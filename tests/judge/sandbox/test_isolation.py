@@ -142,7 +142,7 @@ def test_as_root_of_a_user_namespace_with_one_uid_nothing_fresh_is_asked_for() -
 
 
 def test_what_is_tried_lies_where_a_worker_finds_it() -> None:
-    walls = bubblewrap.around("bwrap", CPP_WORKER, with_torch=False)
+    walls = bubblewrap.around("bwrap", CPP_WORKER)
     assert bubblewrap.HEADER in walls
 
 

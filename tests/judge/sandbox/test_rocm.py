@@ -142,7 +142,6 @@ def test_only_the_worker_that_compiles_sees_it(
         threads=1,
         memory_bytes=1 << 34,
         limit_s=9,
-        with_torch=True,
         cross_compiles=module == PROFILE_WORKER,
     )
     told = sandbox.environment.get("RATCHET_CLANG") == clang

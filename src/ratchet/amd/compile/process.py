@@ -129,7 +129,6 @@ class ProfileProcess:
                 threads=len(os.sched_getaffinity(0)),
                 memory_bytes=MEMORY_BYTES,
                 limit_s=self._clock.left_s,
-                with_torch=True,
                 headers=self._headers,
                 cross_compiles=True,
             )

@@ -49,7 +49,7 @@ def _programs() -> Iterator[str]:
 
 @functools.cache
 def _is_usable(program: str) -> bool:
-    walls = around(program, CPP_WORKER, with_torch=False)
+    walls = around(program, CPP_WORKER)
     inside = [*view.python(with_torch=False), "-c", READS, HEADER]
     return view.works([*walls, *privileges(fresh_uid()), *inside])
 
@@ -58,12 +58,11 @@ def around(
     program: str,
     module: str,
     *,
-    with_torch: bool,
     folders: Sequence[str] = (),
     accelerator: Accelerator | None = None,
 ) -> list[str]:
     """Return the command that runs another one in namespaces, with what the worker may see."""
-    seen = [*view.python_folders(with_torch), *folders]
+    seen = [*view.python_folders(view.needs_torch(module)), *folders]
     hidden = _hidden([*view.SYSTEM_FOLDERS, *seen])
     inside = [*_binds(seen, accelerator), *hidden, *_code(module), "--remount-ro", "/"]
     return [program, *_namespaces(), *inside]

@@ -39,7 +39,6 @@ from ratchet.judge.sandbox import bubblewrap, confine, keeper, privileges, rocm,
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
 from ratchet.judge.sandbox.keeper import Opened, Orders
-from ratchet.judge.sandbox.view import ZYGOTE
 
 Mechanism = Literal["bubblewrap", "landlock", "rlimits"]
 NO_WALLS: Final = (
@@ -174,7 +173,6 @@ def make_sandbox(
     threads: int,
     memory_bytes: int,
     limit_s: float,
-    with_torch: bool,
     accelerator: Accelerator | None = None,
     headers: Path | None = None,
     forked: bool = False,
@@ -207,6 +205,7 @@ def make_sandbox(
     name = isolation_name(accelerator)
     if forked:
         return Sandbox(isolation=name, program=(), environment={}, limits=limits, uid=uid)
+    with_torch = view.needs_torch(module)
     folders = [] if with_torch else view.compiler_folders()
     if headers is not None:
         folders.append(str(headers))
@@ -216,18 +215,13 @@ def make_sandbox(
     scratch = None if wrapped else private_folder(uid)
     if scratch is None:
         assert wrapped is not None
-        walls = bubblewrap.around(
-            wrapped, module, with_torch=with_torch, folders=folders, accelerator=accelerator
-        )
+        walls = bubblewrap.around(wrapped, module, folders=folders, accelerator=accelerator)
         walls += bubblewrap.privileges(uid, limits.groups)
     else:
-        opened = view.opened(
-            module, scratch, with_torch=with_torch, folders=folders, accelerator=accelerator
-        )
+        opened = view.opened(module, scratch, folders=folders, accelerator=accelerator)
         walls = _keeper(uid, limits.groups, scratch, opened)
-    worker = _program(module, with_torch, is_arm=with_torch and not cross_compiles)
-    environment = _environment(threads, with_torch, scratch or Path("/tmp"))
-    environment |= accelerator.environment() if accelerator else {}
+    worker = _program(module, is_arm=with_torch and not cross_compiles)
+    environment = _environment(module, threads, scratch or Path("/tmp"), accelerator)
     return Sandbox(
         isolation=name,
         program=(*walls, *worker, json.dumps(asdict(limits))),
@@ -258,40 +252,33 @@ def _folders_of(accelerator: Accelerator | None) -> list[str]:
 
 
 def zygote_program(
-    module: str = ZYGOTE,
+    module: str,
+    threads: int,
     *,
-    with_torch: bool = True,
     folders: Sequence[str] = (),
     accelerator: Accelerator | None = None,
-) -> list[str]:
-    """Return the command line of a zygote of candidates, before the channel's number.
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command line of a zygote of candidates, before the channel's number, and the
+    environment of it and its forks.
 
     The zygote runs in bubblewrap's sandbox with the privileges to make namespaces, and also sees
-    these `folders` and the GPU's files. Empty if bubblewrap does not work.
+    these `folders` and the GPU's files. The command is empty if bubblewrap does not work.
     """
+    environment = _environment(module, threads, Path("/tmp"), accelerator)
     wrapped = bubblewrap.program()
     if wrapped is None:
-        return []
+        return [], environment
     shown = [*folders, *_folders_of(accelerator)]
-    walls = bubblewrap.around(
-        wrapped, module, with_torch=with_torch, folders=shown, accelerator=accelerator
-    )
-    return [*walls, *_program(module, with_torch, is_arm=with_torch)]
+    walls = bubblewrap.around(wrapped, module, folders=shown, accelerator=accelerator)
+    return [*walls, *_program(module, is_arm=view.needs_torch(module))], environment
 
 
-def zygote_environment(
-    threads: int, *, with_torch: bool = True, accelerator: Accelerator | None = None
-) -> dict[str, str]:
-    """Return the environment of a zygote and its forks."""
-    own = _environment(threads, with_torch, Path("/tmp"))
-    return own | (accelerator.environment() if accelerator else {})
-
-
-def _program(module: str, with_torch: bool, *, is_arm: bool) -> list[str]:
+def _program(module: str, *, is_arm: bool) -> list[str]:
     """Return the command of a worker, which finds Ratchet's code as bound, or installed."""
     folder = bubblewrap.CODE_FOLDER if bubblewrap.program() else view.code_folder()
     boot = view.BOOT.format(folder=folder, module=module)
-    return [*view.python(with_torch), "-c", TORCH_FIRST + boot if is_arm else boot]
+    python = view.python(view.needs_torch(module))
+    return [*python, "-c", TORCH_FIRST + boot if is_arm else boot]
 
 
 def most_threads(threads: int) -> int:
@@ -320,7 +307,9 @@ def arm_environment(threads: int) -> dict[str, str]:
     }
 
 
-def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
+def _environment(
+    module: str, threads: int, home: Path, accelerator: Accelerator | None
+) -> dict[str, str]:
     own = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(home),
@@ -329,13 +318,14 @@ def _environment(threads: int, with_torch: bool, home: Path) -> dict[str, str]:
         **arm_environment(threads),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    if with_torch:
+    if view.needs_torch(module):
         own["PATH"] += f":{Path(sys.prefix) / 'bin'}"  # ninja may lie there
         own[EXTENSIONS] = str(home / "extensions")
         own |= {name: str(home / folder) for name, folder in TORCH_CACHES.items()}
         own["LOGNAME"] = "candidate"  # torch asks for the user's name, and a fresh uid has none
         passed = ("CUDA_VISIBLE_DEVICES",)
-        return own | {name: os.environ[name] for name in passed if name in os.environ}
+        own |= {name: os.environ[name] for name in passed if name in os.environ}
+        return own | (accelerator.environment() if accelerator else {})
     with contextlib.suppress(CompilerMissing):  # the verdict says so; its PATH is not ours
         own["RATCHET_CXX"] = str(find_compiler())
     return own

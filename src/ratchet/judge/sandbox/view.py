@@ -61,12 +61,17 @@ def _imports(path: Path) -> Iterator[str]:
             yield f"{home}.{name}"
 
 
+def needs_torch(worker: str) -> bool:
+    """Return False for the workers that need the standard library alone."""
+    return worker not in (CPP_WORKER, CPP_ZYGOTE)
+
+
 @functools.cache
 def modules_of(worker: str) -> tuple[str, ...]:
     """Return the modules that a worker and what is sent to it import, with the packages above."""
     found: dict[str, None] = {}
     left = [worker]
-    if worker not in (CPP_WORKER, CPP_ZYGOTE):
+    if needs_torch(worker):
         left += [one.module for one in entry_points(group=LOADERS)]
     while left:
         name = left.pop()
@@ -169,7 +174,6 @@ def opened(
     module: str,
     scratch: Path,
     *,
-    with_torch: bool,
     folders: Sequence[str] = (),
     accelerator: Accelerator | None = None,
 ) -> Opened:
@@ -178,7 +182,13 @@ def opened(
     system = () if accelerator is None else (*accelerator.system_folders, *accelerator.told)
     return Opened(
         read=(
-            *(*SYSTEM_FOLDERS, *SYSTEM_FILES, *python_folders(with_torch), *folders, *files),
+            *(
+                *SYSTEM_FOLDERS,
+                *SYSTEM_FILES,
+                *python_folders(needs_torch(module)),
+                *folders,
+                *files,
+            ),
             *(*SYSTEM_FACTS, *system),
         ),
         listed=(code_folder(),),

@@ -22,7 +22,6 @@ from ratchet.judge.sandbox.bubblewrap import SHARED_MEMORY_BYTES, TMP_BYTES
 from ratchet.judge.sandbox.isolation import (
     Sandbox,
     make_sandbox,
-    zygote_environment,
     zygote_program,
 )
 from ratchet.judge.sandbox.view import CPP_ZYGOTE, ZYGOTE
@@ -106,14 +105,12 @@ class CandidateZygote:
             threads=threads,
             memory_bytes=TRIAL_BYTES,
             limit_s=START_S,
-            with_torch=with_torch,
             accelerator=accelerator,
             forked=True,
         )
-        words = zygote_program(
-            module, with_torch=with_torch, folders=folders, accelerator=accelerator
+        words, environment = zygote_program(
+            module, threads, folders=folders, accelerator=accelerator
         )
-        environment = zygote_environment(threads, with_torch=with_torch, accelerator=accelerator)
         self._child = Child(
             program(lambda channel: [*words, str(channel)], environment),
             enclosed=True,

@@ -116,7 +116,6 @@ class CandidateProcess:
             threads=threads,
             memory_bytes=memory_bytes,
             limit_s=clock.limit_s + STEP_S + FIRST_CALL_S,
-            with_torch=with_torch,
             accelerator=accelerator,
             headers=headers,
             forked=zygote is not None and zygote.able,
