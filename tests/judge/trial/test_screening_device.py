@@ -360,7 +360,7 @@ def test_what_triton_compiled_reaches_a_candidates_later_processes_and_no_other(
         name="leaves", language="triton", source=LEAVES.replace("NAME", name), entry="silu"
     )
     usual: dict[str, Any] = {"threads": 1, "memory_bytes": 64 << 30, "clock": Clock.of(60)}
-    gpu, zygote = fake.accelerator, judge._zygote_for("triton", fake.accelerator)
+    gpu, zygote = fake.accelerator, judge._tools.kernels("triton", fake.accelerator)
     start = functools.partial(CandidateProcess, **usual, accelerator=gpu, zygote=zygote)
     started: dict[str, Any] = {
         "start": start,

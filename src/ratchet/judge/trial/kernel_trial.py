@@ -18,7 +18,6 @@ from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, Language
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import described
 from ratchet.judge.sandbox.accelerator import Accelerator, all_nodes, may_use_gpu
-from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.targets import References, targets
 from ratchet.judge.terms import LANGUAGES
 from ratchet.judge.trial.candidate import CandidateProcess
@@ -69,7 +68,7 @@ class KernelJudge:
         """
         self._worker()
         if language != "triton" or not all_nodes():  # a GPU's starts once the GPU is known
-            self._zygote_for(language, None)
+            self._tools.kernels(language, None)
 
     def describe(self, request: Message, limit_s: float) -> Message:
         """Run a problem's file in a fork that already holds torch (`problem_file.Describe`).
@@ -155,7 +154,7 @@ class KernelJudge:
             if isinstance(accelerator, Decided):
                 return accelerator
             language = "torch" if trial.target else trial.kernel.language
-            trial.use(accelerator, self._zygote_for(language, accelerator))
+            trial.use(accelerator, self._tools.kernels(language, accelerator))
             return trial.run(self._worker())
         except CandidateFault as fault:
             return fault.decided
@@ -246,12 +245,6 @@ class KernelJudge:
                 LOG.warning("%s", words)
             self._warned.add(words)
         return accelerator
-
-    def _zygote_for(
-        self, language: Language, accelerator: Accelerator | None
-    ) -> CandidateZygote | None:
-        """Return the zygote of a candidate's processes; None if each starts anew."""
-        return self._tools.kernels(language, accelerator)
 
     def _worker(self) -> ReferenceProcess:
         if self._reference is None or not self._reference.alive:
