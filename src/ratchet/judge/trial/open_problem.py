@@ -416,7 +416,7 @@ class OpenProblem:
 
         Raises ReferenceFault if it cannot.
         """
-        self.ask(do="compile into", folder=str(folder), limit_s=self.compile_limit_s)
+        self.ask(do="compile into", folder=str(folder), compile_limit_s=self.compile_limit_s)
 
     @property
     def compile_limit_s(self) -> float:

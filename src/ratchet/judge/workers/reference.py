@@ -157,7 +157,7 @@ class HeldProblem:
 
     def _compile_into(self, message: Message) -> Reply:
         """Compile the reference for the form of every case, into a folder."""
-        with alarm(message["limit_s"]), kept_in(message["folder"]):
+        with alarm(message["compile_limit_s"]), kept_in(message["folder"]):
             compiled = self._problem.compile_reference()
             met = set()
             for case in self._problem.cases:
