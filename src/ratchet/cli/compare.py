@@ -191,10 +191,10 @@ def repro(
 
     made = write(identity, out or Path("ratchet-repro") / identity, ledger=ledger)
     if as_json:
-        print_json(made.as_json())
+        print_json(made)
         return
     print(made.title)
-    for name in made.written:
-        print(f"wrote: {made.folder / name}")
+    for name in made.files:
+        print(f"wrote: {Path(made.folder) / name}")
     for need in made.needs:
         print(f"needs: {need}")

@@ -24,7 +24,7 @@ from ratchet.base.measure.contest import (
     CompareSettings,
     compare_contest,
 )
-from ratchet.base.measure.metrics import MetricAnswer
+from ratchet.base.measure.metrics import BASELINE, NEW, MetricAnswer
 from ratchet.base.show import model as m
 from ratchet.base.show.words import show_bytes, show_rate, show_time
 from ratchet.guard.compare.commands import CommandContest, CommandSide, run_command
@@ -72,7 +72,10 @@ def compare_sides(
             book.remember("compare_readings", turn, readings, fingerprint=here)
             details: dict[str, object] = {}
             if isinstance(contest, WorkloadContest):
-                details["batches"] = _batches(contest)
+                said = [contest.descriptions.get(name, {}) for name in (BASELINE, NEW)]
+                details["batches"] = [
+                    {"per_batch": one.get("per_batch"), "unit": one.get("unit")} for one in said
+                ]
                 if outcome.exit_code == 1:
                     on_progress("recording a trace of each side")
                     details["traces"] = traces_difference(*contest.sides)
@@ -82,12 +85,6 @@ def compare_sides(
             outcome = replace(outcome, details=details, warnings=sides.warnings, turn=turn)
         book.finish_turn(turn, outcome.as_json())
     return outcome
-
-
-def _batches(contest: WorkloadContest) -> list[dict[str, object]]:
-    """Return the size of a batch of each side, where both are known."""
-    said = [contest.descriptions.get(name, {}) for name in ("a", "b")]
-    return [{"per_batch": one.get("per_batch"), "unit": one.get("unit")} for one in said]
 
 
 MOST_ROWS = 10
@@ -168,19 +165,20 @@ def _count(side: CommandSide) -> int:
         ]  # fmt: skip
         counted = f"{shlex.join(tool)} /bin/sh -c {shlex.quote(side.command)}"
         run_command(replace(side, command=counted), printed=False, limit_s=LIMIT_S)
-        files = list(folder.glob("*.out*"))
-        return sum(_total(path.read_text(errors="replace")) for path in files)
-
-
-def _total(text: str) -> int:
-    found = TOTALS.findall(text)
-    return int(found[-1]) if found else 0
+        texts = (path.read_text(errors="replace") for path in folder.glob("*.out*"))
+        return sum(int(found[-1]) for text in texts if (found := TOTALS.findall(text)))
 
 
 SHORT_ID = 12
 LONG_TITLE = 72
 METRICS = (
-    m.Column("metric", lambda one: _metric(one)),
+    m.Column(
+        "metric",
+        lambda one: (
+            one.metric.name.replace("_", " ")
+            + (" (higher is better)" if one.metric.higher_is_better else "")
+        ),
+    ),
     m.number("A", lambda one: _figure(one, one.baseline)),
     m.number("B", lambda one: _figure(one, one.new)),
     m.number("A / B", lambda one: f"{one.ratio:.3f}"),
@@ -239,7 +237,6 @@ def headline(outcome: CompareOutcome) -> str:
     worst = min(deciding, key=lambda one: one.ratio)
     answer = {1: "slower", 3: "undecided"}.get(outcome.exit_code, worst.answer)
     what = "" if worst.metric.name == "time" else f" in {worst.metric.name}"
-    percent = abs(_change(worst))
     if answer == "undecided":
         limit = f" by more than {100 * outcome.allowed:.3g}%" if outcome.allowed else ""
         text = f"undecided{what}: B may or may not be slower{limit}"
@@ -247,6 +244,7 @@ def headline(outcome: CompareOutcome) -> str:
         return f"{text} (between {worst.low:.3f} and {worst.high:.3f} times A's speed){cause}"
     if answer == "equivalent":
         return f"equivalent{what}: B differs from A by less than the noise or the budget"
+    percent = abs(1 / worst.ratio - 1)
     return f"{answer}{what}: B is {percent:.1%} {'worse' if worst.ratio < 1 else 'better'} than A"
 
 
@@ -288,16 +286,6 @@ def _traces(traces: Mapping[str, Json] | None) -> m.ReportSection | str:
 def _figure(one: MetricAnswer, value: float) -> str:
     show = {"s": show_time, "bytes": show_bytes}.get(one.metric.unit, show_rate)
     return show(value)
-
-
-def _metric(one: MetricAnswer) -> str:
-    better = " (higher is better)" if one.metric.higher_is_better else ""
-    return f"{one.metric.name.replace('_', ' ')}{better}"
-
-
-def _change(one: MetricAnswer) -> float:
-    """Return by how much B is slower (above 0) or faster, as a share of A."""
-    return 1 / one.ratio - 1
 
 
 def _duration(seconds: float) -> str:

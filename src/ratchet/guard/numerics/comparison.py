@@ -83,18 +83,18 @@ def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, fol
     if found.part == "parameters":
         module = module.rpartition(".")[0] or module
     try:
-        saved = all(
-            _save(finder, name, folder / file, module)
-            for name, file in (("base", BASELINE), (found.side, CHANGED))
-        )
+        saved = True
+        for name, file in (("base", BASELINE), (found.side, CHANGED)):
+            if saved:
+                with finder.recorder(name) as arm:
+                    saved = arm.call("save_module", path=str(folder / file), module=module)
     except RatchetError as error:
         report = replace(report, warnings=(*report.warnings, f"no script: {error}"))
         saved = False
     if not saved:
         said = f"no script: {found.kind} or its inputs cannot be pickled"
         return _written(replace(report, warnings=(*report.warnings, said)), folder)
-    own = is_user_spec(side.workload)
-    if own:
+    if is_user_spec(side.workload):
         source = user_file(side.workload)
         files.copy_whole(source, folder / source.name)
     text = NUMERICS_SCRIPT.format(
@@ -128,11 +128,6 @@ def headline(report: NumericsReport) -> str:
     }[found.part]
     kind = f" ({found.kind})" if found.kind else ""
     return f"{found.side} diverges first at {found.module}{kind}: it {what}"
-
-
-def _save(finder: Finder, name: str, path: Path, module: str) -> bool:
-    with finder.recorder(name) as arm:
-        return bool(arm.call("save_module", path=str(path), module=module))
 
 
 def _needs(workload: str) -> str:

@@ -28,23 +28,26 @@ RATCHET = f"torch-ratchet {VERSION} (pip install torch-ratchet)"
 
 def comparison_needs(asked: CompareRequest, *, plain: bool, spent_s: float) -> list[str]:
     """Return what a comparison needs; `plain` needs no Ratchet."""
-    first = "Python 3.9 or later, and a shell" if plain else RATCHET
-    words = (f"the interpreter {one}" for one in dict.fromkeys(asked.pythons) if one is not None)
-    return [first, *_folder(asked), *_commits(asked), *words, *_files(asked), *_time(spent_s)]
-
-
-def numerics_needs(files: Sequence[str]) -> list[str]:
-    """Return what the script of a divergence needs: the files beside it."""
-    beside = [f"the files beside it: {', '.join(sorted(files))}"] if files else []
-    return ["torch, in the version below", *beside]
-
-
-def verdict_needs(kernel: Mapping[str, Json], trial: Mapping[str, Json]) -> list[str]:
-    """Return what judging a kernel again needs."""
-    where = trial.get("target") and f"no GPU: {trial['target']} is emulated"
-    compiler = ["a C++ compiler"] if kernel["language"] == "cpp" else []
-    device = where or f"the device below ({trial.get('device', 'auto')})"
-    return [RATCHET, *compiler, device, *_time(trial.get("time_limit_s"))]
+    here, folder = asked.commit, f"the folder {asked.folder}"
+    if not here:
+        folder += ", as it was: it is in no repository"
+    elif here.endswith(CHANGES):
+        folder += f", at commit {here.removesuffix(CHANGES)} with the changes that it had: no "
+        folder += "commit holds them"
+    else:
+        folder += f", at commit {here}"
+    recipes = [mode for mode in asked.modes if mode.endswith(".json")]
+    own = [one.rpartition(":")[0] for one in asked.workloads if is_user_spec(one)]
+    named = dict.fromkeys(filter(None, (*recipes, *own, asked.text)))
+    return [
+        "Python 3.9 or later, and a shell" if plain else RATCHET,
+        folder,
+        *(f"commit {one} in its repository" for one in dict.fromkeys(revisions(asked)) if one),
+        *(f"the interpreter {one}" for one in dict.fromkeys(asked.pythons) if one is not None),
+        *(f"the file {one}, as it was" for one in named),
+        *(["valgrind"] if asked.instructions else []),
+        _time(spent_s),
+    ]
 
 
 def pinned_words(asked: CompareRequest) -> list[str]:
@@ -75,32 +78,8 @@ def revisions(asked: CompareRequest) -> list[str | None]:
     return found
 
 
-def _folder(asked: CompareRequest) -> list[str]:
-    here, folder = asked.commit, f"the folder {asked.folder}"
-    if not here:
-        return [f"{folder}, as it was: it is in no repository"]
-    if not here.endswith(CHANGES):
-        return [f"{folder}, at commit {here}"]
-    hash = here.removesuffix(CHANGES)
-    return [f"{folder}, at commit {hash} with the changes that it had: no commit holds them"]
-
-
-def _commits(asked: CompareRequest) -> list[str]:
-    return [f"commit {one} in its repository" for one in dict.fromkeys(revisions(asked)) if one]
-
-
-def _files(asked: CompareRequest) -> list[str]:
-    recipes = [mode for mode in asked.modes if mode.endswith(".json")]
-    own = [one.rpartition(":")[0] for one in asked.workloads if is_user_spec(one)]
-    named = dict.fromkeys([*recipes, *own, *([asked.text] if asked.text else [])])
-    return [
-        *(f"the file {one}, as it was" for one in named),
-        *(["valgrind"] if asked.instructions else []),
-    ]
-
-
-def _time(seconds: float | None) -> list[str]:
-    return [] if seconds is None else [f"about {seconds:.0f} s, on a machine like the one below"]
+def _time(seconds: float) -> str:
+    return f"about {seconds:.0f} s, on a machine like the one below"
 
 
 PACKAGES = ("torch", "triton", "pytorch-triton-rocm", "transformers", "numpy", "torch-ratchet")
@@ -156,19 +135,10 @@ class Reproduction:
     kind: str
     """`comparison`, `numerics`, `verdict` or `sweep`."""
     title: str
-    folder: Path
-    written: tuple[str, ...]
+    folder: str
+    files: tuple[str, ...]
     needs: tuple[str, ...]
     """The script's needs beside itself."""
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "kind": self.kind,
-            "title": self.title,
-            "folder": str(self.folder),
-            "files": list(self.written),
-            "needs": list(self.needs),
-        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,12 +186,11 @@ def write_finding(found: Reported, out: Path) -> Reproduction:
             files.copy_whole(path, out / path.name)
     encoded = {name: text.encode(errors="backslashreplace") for name, text in texts.items()}
     files.write_all({out / name: content for name, content in encoded.items()})
-    written = sorted({*texts, *(path.name for path in found.copied)})
     return Reproduction(
         kind=found.kind,
         title=found.title,
-        folder=out,
-        written=tuple(written),
+        folder=str(out),
+        files=tuple(sorted({*texts, *(path.name for path in found.copied)})),
         needs=found.needs,
     )
 
@@ -316,14 +285,17 @@ def _numerics(result: Mapping[str, Json]) -> Reported:
     facts = [f"- A: `{result['titles'][0]}`", f"- B: `{result['titles'][1]}`", *facts]
     folder = Path(result["folder"]) if result["folder"] else None
     copied = [p for pattern in NUMERICS_FILES for p in folder.glob(pattern)] if folder else []
-    has_script = any(path.name == SCRIPT for path in copied)
-    texts = {} if has_script else {"numerics.json": json_text(result)}
+    names = sorted(path.name for path in copied)
+    texts = {} if SCRIPT in names else {"numerics.json": json_text(result)}
+    beside = ", ".join(one for one in names if one != SCRIPT)
+    needs = ["torch, in the version below"]
+    needs += [f"the files beside it: {beside}"] if beside else []
     return Reported(
         kind="numerics",
         title=title,
         facts=tuple(facts),
         texts=texts,
-        needs=tuple(numerics_needs([path.name for path in copied if path.name != SCRIPT])),
+        needs=tuple(needs),
         copied=tuple(copied),
     )
 
@@ -334,7 +306,15 @@ def _judged(book: Ledger, verdict: Mapping[str, Json]) -> Reported:
         raise GuardError(f"the ledger lacks the source of kernel {verdict['kernel_hash'][:12]}")
     document = {"kernel": kernel, "problem": problem}
     trial = verdict.get("trial") or {}
-    needs = verdict_needs(kernel, trial)
+    target, limit_s = trial.get("target"), trial.get("time_limit_s")
+    needs = [
+        RATCHET,
+        *(["a C++ compiler"] if kernel["language"] == "cpp" else []),
+        f"no GPU: {target} is emulated"
+        if target
+        else f"the device below ({trial.get('device', 'auto')})",
+        *([] if limit_s is None else [_time(limit_s)]),
+    ]
     text = VERDICT_SCRIPT.format(
         needs=quoted(needs),
         terms={name: trial[name] for name in TERMS if trial.get(name) is not None},
