@@ -157,15 +157,12 @@ def make_sides(request: CompareRequest) -> Iterator[Sides]:
     with contextlib.ExitStack() as stack:
         places = _places(request, stack)
         warnings = tuple(dict.fromkeys(one.warning for one in places if one.warning))
-        if request.command is not None:
-            a, b = _command_sides(request, places)
-            yield Sides(a=a, b=b, warnings=warnings)
-        else:
-            first, second = _workload_sides(request, places)
-            yield Sides(a=first, b=second, warnings=warnings)
+        make = _workload_sides if request.command is None else _command_sides
+        a, b = make(request, places)
+        yield Sides(a=a, b=b, warnings=warnings)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Place:
     """Place and environment in which one side runs."""
 
@@ -173,8 +170,8 @@ class _Place:
     folder: Path
     root: Path | None
     environment: dict[str, str]
-    python: str = ""
-    warning: str = ""
+    python: str
+    warning: str
 
 
 def _check(request: CompareRequest) -> None:
@@ -237,12 +234,7 @@ def _places(request: CompareRequest, stack: contextlib.ExitStack) -> tuple[_Plac
             more = {**more, **_import_paths(root)}
         if request.pythons[side]:
             title = f"{title} {request.pythons[side]}".strip()
-        found.append(
-            _Place(
-                title=title, folder=folder, root=root, environment=more, python=python,
-                warning=warning,
-            )
-        )  # fmt: skip
+        found.append(_Place(title, folder, root, more, python, warning))
     return found[0], found[1]
 
 

@@ -99,11 +99,14 @@ class WorkloadSide:
             "recipe": self.recipe,
         }
 
-    def spec(self, name: str) -> ArmSpec:
+    def spec(
+        self, name: str, factory: str = FACTORY, arguments: Mapping[str, object] | None = None
+    ) -> ArmSpec:
+        """Return the process that runs this side, or what else `factory` makes of `arguments`."""
         return ArmSpec(
             name=name,
-            factory=FACTORY,
-            arguments=self.arguments(),
+            factory=factory,
+            arguments=self.arguments() if arguments is None else dict(arguments),
             environment=self.environment,
             python=self.python,
         )

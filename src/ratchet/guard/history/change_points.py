@@ -40,23 +40,13 @@ _MARGIN = 0.5
 _MOST_PHI = 0.95
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowSplits:
-    """The best split of each row, with its z (before any inflation)."""
-
-    split: IntArray
-    z: FloatArray
-
-
-def best_splits(rows: FloatArray) -> RowSplits:
-    """Return the split of each row (values by row) at which its two sides differ the most."""
+def best_splits(rows: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Return where the sides of each row differ the most, and z there before any inflation."""
     z = split_scores(rows)
     least = LEAST_SEGMENT - 1
     inner = np.abs(z[:, least : z.shape[1] - least])
     best = np.argmax(inner, axis=1)
-    return RowSplits(
-        split=best + LEAST_SEGMENT, z=np.take_along_axis(inner, best[:, None], axis=1)[:, 0]
-    )
+    return best + LEAST_SEGMENT, np.take_along_axis(inner, best[:, None], axis=1)[:, 0]
 
 
 def split_scores(rows: FloatArray) -> FloatArray:
@@ -240,12 +230,12 @@ class ChangePointFinder:
             step, each = length // 2, CHUNK // length
             rows = np.lib.stride_tricks.sliding_window_view(data, length)[::step]
             rows = rows[: (end - first) * each]
-            best = best_splits(rows)
-            p = p_value(np.asarray(best.z / np.repeat(inflation(phi), each)), length)
+            splits, z = best_splits(rows)
+            p = p_value(np.asarray(z / np.repeat(inflation(phi), each)), length)
             for row in np.flatnonzero(p < np.repeat(levels, each) / each):
                 start = first * STRIDE + int(row) * step
                 self._frozen.append(
-                    _Interval(start, start + length, start + int(best.split[row]), float(p[row]))
+                    _Interval(start, start + length, start + int(splits[row]), float(p[row]))
                 )
 
     def _in_tail(self, start: int, phi: float) -> list[_Interval]:
@@ -260,11 +250,11 @@ class ChangePointFinder:
         found = []
         for length, starts in by_length.items():
             rows = np.stack([tail[at : at + length] for at in starts])
-            best = best_splits(rows)
-            p = p_value(np.asarray(best.z / inflation(np.full(1, phi))), length)
+            splits, z = best_splits(rows)
+            p = p_value(np.asarray(z / inflation(np.full(1, phi))), length)
             for row in np.flatnonzero(p < level / len(by_length) / len(starts)):
                 at = start + starts[int(row)]
-                split = at + int(best.split[row])
+                split = at + int(splits[row])
                 found.append(_Interval(at, at + length, split, float(p[row])))
         return found
 

@@ -15,6 +15,7 @@ from ratchet.base.errors import HistoryError
 from ratchet.base.ledger.books import Better, Observation
 from ratchet.base.measure import FloatArray
 from ratchet.guard.history.change_points import LEAST_SEGMENT, ChangePoint, change_points, step_at
+from ratchet.guard.history.csv_file import series_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +39,6 @@ class HistorySeries:
 
     @property
     def key(self) -> str:
-        """Return what names the series in a ledger."""
         return key_of(self)
 
 
@@ -55,7 +55,7 @@ def gather(observations: Iterable[Observation]) -> list[HistorySeries]:
     """
     groups: dict[tuple[str, str, str], list[Observation]] = {}
     for one in observations:
-        groups.setdefault((one.benchmark, one.metric, one.device), []).append(one)
+        groups.setdefault(series_of(one), []).append(one)
     return [_series(rows) for _, rows in sorted(groups.items())]
 
 
@@ -164,18 +164,19 @@ class AnalysedSeries:
 def analyse(every: Sequence[HistorySeries], *, at_least: float = AT_LEAST) -> list[AnalysedSeries]:
     """Find the shifts of all series; what may be chance among so many series is left out."""
     found = [analyse_one(one, at_least=at_least) for one in every]
-    best = np.asarray([_best_p(one) for one in found])
+    best = np.asarray(
+        [
+            min((shift.p for shift in one.shifts if shift.kind != "environment"), default=1.0)
+            for one in found
+        ]
+    )
     order = np.sort(best)
     passing = order <= FALSE_DISCOVERIES * np.arange(1, len(best) + 1) / max(1, len(best))
     most = float(order[np.flatnonzero(passing)[-1]]) if passing.any() else -1.0
     return [
         one
         if p <= most
-        else AnalysedSeries(
-            series=one.series,
-            shifts=tuple(s for s in one.shifts if s.kind == "environment"),
-            new_environments=one.new_environments,
-        )
+        else replace(one, shifts=tuple(s for s in one.shifts if s.kind == "environment"))
         for one, p in zip(found, best, strict=True)
     ]
 
@@ -231,7 +232,3 @@ def _at(point: ChangePoint, place: int) -> bool:
     The range of 1 point in 60 misses the place; an upgrade must not become a regression by that.
     """
     return point.first - LEAST_SEGMENT <= place <= point.last + LEAST_SEGMENT
-
-
-def _best_p(one: AnalysedSeries) -> float:
-    return min((shift.p for shift in one.shifts if shift.kind != "environment"), default=1.0)

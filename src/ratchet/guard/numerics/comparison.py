@@ -79,15 +79,12 @@ def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, fol
     alone = found is not None and found.part in ("forward", "backward", "parameters")
     if found is None or not alone or side.recipe is not None:
         return _written(report, folder)
-    module = found.module.partition("#")[0]
-    if found.part == "parameters":
-        module = module.rpartition(".")[0] or module
     try:
         saved = True
         for name, file in (("base", BASELINE), (found.side, CHANGED)):
             if saved:
                 with finder.recorder(name) as arm:
-                    saved = arm.call("save_module", path=str(folder / file), module=module)
+                    saved = arm.call("save_module", path=str(folder / file), module=found.owner)
     except RatchetError as error:
         report = replace(report, warnings=(*report.warnings, f"no script: {error}"))
         saved = False

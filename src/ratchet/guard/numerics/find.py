@@ -22,10 +22,10 @@ from ratchet.base import Json
 from ratchet.base.errors import GuardError, RatchetError
 from ratchet.guard.compare.workloads import WorkloadSide
 from ratchet.guard.numerics.recorder import FACTORY
-from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import FP32_FLOOR, GradientFile, ParameterCheck, judge_gradients
 
-Part = Literal["weights", "forward", "backward", "parameters", "losses", "not_finite"]
+Part = Literal["weights", "forward", "backward", "parameters", "losses"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +67,26 @@ class Divergence:
     kind: str
     """Class of the module."""
     error: float
-    """Relative to the reference, in norm."""
+    """Norm of the difference from the oracle's tensor, over the norm of that tensor."""
     allowed_error: float
+    """The largest error that the side's dtype explains."""
     baseline_error: float
-    """The error of the same dtype without the change."""
+    """The error of side A's code, eager, in the side's dtype."""
     scale: float
-    """Projection on the reference, minus one."""
+    """How much larger the tensor is along the oracle's: 0.01 is 1 % too large."""
     detail: str
     op: DivergentOp | None = None
+
+    @property
+    def owner(self) -> str:
+        """Return the name of the module whose output, gradient or parameter this is."""
+        return owner_of(self.module, self.part)
+
+
+def owner_of(name: str, part: Part) -> str:
+    """Return the module of a recorded name: `layer#1` is a second call, `layer.weight` its own."""
+    module = name.partition("#")[0]
+    return module.rpartition(".")[0] or module if part == "parameters" else module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +103,7 @@ class NumericsReport:
     losses: tuple[tuple[float, ...], tuple[float, ...]]
     """Loss of each step, of A and B."""
     largest: tuple[tuple[str, float], ...] = ()
-    """Modules at which B's own error grows most, and by how much."""
+    """The modules whose output errs most in B, each with its error against the oracle."""
     warnings: tuple[str, ...] = ()
     folder: str = ""
     """Where the script that reproduces it lies; empty if there is none."""
@@ -137,15 +149,7 @@ def recorder_process(
     name: str, arguments: Mapping[str, object], side: WorkloadSide
 ) -> AbstractContextManager[Recording]:
     """Start a recorder in a process of its own."""
-    return ArmProcess(
-        ArmSpec(
-            name=name,
-            factory=FACTORY,
-            arguments=dict(arguments),
-            environment=side.environment,
-            python=side.python,
-        )
-    )
+    return ArmProcess(side.spec(name, FACTORY, arguments))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,20 +222,28 @@ class Finder:
 
     def recorder(self, name: str) -> AbstractContextManager[Recording]:
         """Open the recorder of a side (A, B) or of the code that a side is held against (base)."""
-        side = self._sides["A" if name == "base" else name]
-        return self._open(name, self._arguments("A" if name == "base" else name), side)
+        return self._opened(name, self._arguments(name))
+
+    def _side(self, name: str) -> WorkloadSide:
+        """Return a side, or A, whose code the oracle and the baselines run."""
+        return self._sides.get(name, self._sides["A"])
 
     def _arguments(self, name: str) -> dict[str, Json]:
-        return {**self._sides[name].arguments(), "double": False}
+        return {**self._side(name).arguments(), "double": False}
 
-    def _record(self, name: str, arguments: Mapping[str, object]) -> _RecordedRun:
+    def _opened(
+        self, name: str, arguments: Mapping[str, Json]
+    ) -> AbstractContextManager[Recording]:
+        return self._open(name, arguments, self._side(name))
+
+    def _record(self, name: str, arguments: Mapping[str, Json]) -> _RecordedRun:
         self._on(f"recording {name}")
         folder = self._folder / name
-        side = self._sides.get(name, self._sides["A"])
-        with self._open(name, arguments, side) as arm:
+        with self._opened(name, arguments) as arm:
             said = arm.call("record", folder=str(folder), batches=BATCHES)
             if not said["forward"]:
-                raise GuardError(f"{side.title}: no module's output was seen, so none is compared")
+                title = self._side(name).title
+                raise GuardError(f"{title}: no module's output was seen, so none is compared")
             losses = tuple(float(one) for one in arm.call("losses", steps=self._steps))
         return _RecordedRun(folder=folder, said=said, arguments=arguments, losses=losses)
 
@@ -285,7 +297,7 @@ class Finder:
             if not runs[name].said["eager"]:
                 # Only eager ops can be watched.
                 arguments["changes"] = {**arguments["changes"], "compile_mode": None}
-            with self._open(name, arguments, self._sides[name]) as arm:
+            with self._opened(name, arguments) as arm:
                 found = arm.call("hunt", steps=self._steps)
             if found is None:
                 found = {"op": "", "kind": "NaN", "module": "", "part": "compiled code",
@@ -295,18 +307,14 @@ class Finder:
 
     def _with_op(self, found: Divergence, run: _RecordedRun, base: _RecordedRun) -> Divergence:
         """Add the first op inside the module, where both sides run one op after the other."""
-        known = found.part in ("forward", "backward") and run.said["eager"]
-        if not known:
+        if found.part not in ("forward", "backward") or not run.said["eager"]:
             return found
         self._on(f"looking at the ops of {found.module}")
         ops = []
         for one in (base, run):
-            path = one.folder / "ops.safetensors"
-            module = found.module.partition("#")[0]
-            side = self._sides.get(one.folder.name, self._sides["A"])
-            with self._open(one.folder.name, one.arguments, side) as arm:
-                backward = found.part == "backward"
-                names = arm.call("ops", path=str(path), module=module, backward=backward)
+            path, backward = one.folder / "ops.safetensors", found.part == "backward"
+            with self._opened(one.folder.name, one.arguments) as arm:
+                names = arm.call("ops", path=str(path), module=found.owner, backward=backward)
             ops.append((list(names), path))
         precision = str(run.said["precision"])
         limit = max(FP32_FLOOR, OP_FACTOR * EPSILON.get(precision, 0.0))
@@ -404,14 +412,11 @@ def _checks(files: Sequence[Path], scratch: Path, *, own_scale: bool) -> list[Pa
 def _divergence(
     side: str, part: Any, check: ParameterCheck, modules: Mapping[str, str]
 ) -> Divergence:
-    name = check.name.partition("#")[0]
-    if part == "parameters":
-        name = name.rpartition(".")[0] or name
     return Divergence(
         side=side,
         part=part,
         module=check.name,
-        kind=modules.get(name, ""),
+        kind=modules.get(owner_of(check.name, part), ""),
         error=check.error,
         allowed_error=check.allowed_error,
         baseline_error=check.baseline_error,

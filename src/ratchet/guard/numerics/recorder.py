@@ -27,7 +27,6 @@ from ratchet.train.workloads.blame import batch_of, user_place
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.step import TrainingStep
-from ratchet.train.workloads.workload import Batch, Workload
 
 ROOT = "model"
 MOST_ELEMENTS = 1 << 20
@@ -255,9 +254,10 @@ class NumericsRecorder:
         return {}
 
     def record(self, folder: str, batches: int) -> dict[str, object]:
-        """Write the outputs and gradients of `batches` steps without updates (JSON: names, losses).
+        """Write the outputs and gradients of `batches` steps without updates.
 
-        The files are forward-, backward- and parameters-INDEX.safetensors.
+        Returns their names as JSON. The files are forward-, backward- and
+        parameters-INDEX.safetensors.
         """
         step = self._build()
         eager = step.config.compile_mode is None
@@ -271,15 +271,13 @@ class NumericsRecorder:
             "modules": {
                 name or ROOT: type(one).__name__ for name, one in step.model.named_modules()
             },
-            "losses": [],
             "forward": [],
             "backward": [],
             "not_finite": [],
         }
         try:
             for index in range(batches):
-                loss = _quietly(step, batch_of(step.workload, index))
-                said["losses"].append(float(loss))
+                _quietly(step, index)
                 forward, backward = watch.take()
                 gradients = {name: sampled(one) for name, one in step.gradients().items()}
                 parts = {"forward": forward, "backward": backward, "parameters": gradients}
@@ -304,7 +302,7 @@ class NumericsRecorder:
         step = self._build()
         mode = OpWatch()
         with within(_module(step.model, module), mode, backward=backward):
-            _quietly(step, batch_of(step.workload, 0))
+            _quietly(step)
         save_file({f"{at:06d}": tensor for at, (_, tensor) in enumerate(mode.found)}, Path(path))
         return [name for name, _ in mode.found]
 
@@ -337,11 +335,14 @@ class NumericsRecorder:
 
         def keep(_: nn.Module, arguments: object, named: object) -> None:
             if not calls:
-                calls.append(tree_map_only(Tensor, _copied, (arguments, named)))
+                copied = tree_map_only(
+                    Tensor, lambda one: one.detach().cpu().clone(), (arguments, named)
+                )
+                calls.append(copied)
 
         handle = found.register_forward_pre_hook(keep, with_kwargs=True)
         try:
-            _quietly(step, batch_of(step.workload, 0))
+            _quietly(step)
         finally:
             handle.remove()
         for parameter in step.model.parameters():
@@ -364,31 +365,24 @@ class NumericsRecorder:
             config = msgspec.convert(
                 {**written, "precision": "fp32", "compile_mode": None}, StepConfig
             )
-            return build_step(_in_double(workload), config)
+            batch = workload.batch
+            workload.model.double()
+            in_double = replace(
+                workload, batch=lambda index: tree_map_only(Tensor, _double, batch(index))
+            )
+            return build_step(in_double, config)
         return build(workload, self._changes, self._recipe)
 
 
-def _quietly(step: TrainingStep, batch: Batch) -> Tensor:
-    """Run forward and backward without torch's warnings about hooks."""
+def _quietly(step: TrainingStep, index: int = 0) -> None:
+    """Run forward and backward of a batch without torch's warnings about hooks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found: Tensor = step.forward_backward(batch)
-    return found.detach()
-
-
-def _in_double(workload: Workload) -> Workload:
-    """Return the workload with weights and batches of fp64."""
-    batch = workload.batch
-    workload.model.double()
-    return replace(workload, batch=lambda index: tree_map_only(Tensor, _double, batch(index)))
+        step.forward_backward(batch_of(step.workload, index))
 
 
 def _double(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone()
 
 
 def _module(model: nn.Module, name: str) -> nn.Module:

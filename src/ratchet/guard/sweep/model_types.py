@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import IO
 
 import msgspec
 from rich.console import Console
@@ -37,6 +36,7 @@ LEAST_SHARE = 0.95
 """Least share of the types that train as written that must train with Ratchet."""
 MEMORY_BYTES = 8 << 30
 """Memory of one type's process."""
+PROGRAM = "ratchet.guard.sweep.trial"
 SETTINGS = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 """Variables of the program: no pool of compilers, so that a fork finds no thread; no network."""
 STDERR_TAIL = 300
@@ -110,7 +110,8 @@ def sweep(settings: SweepSettings, tell: Callable[[TypeRow, int], None]) -> Swee
     known = list(trained_types())
     asked = _asked(settings, known)
     files.make_folder(settings.out)
-    versions = _versions()
+    found = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+    versions = f"{found}, torch-ratchet {VERSION}"
     kept = _kept(settings, versions)
     again = set(settings.types)
     left = [name for name in asked if name in again or name not in kept]
@@ -146,11 +147,6 @@ def _asked(settings: SweepSettings, known: Sequence[str]) -> list[str]:
     return mixed[: settings.sample]
 
 
-def _versions() -> str:
-    found = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
-    return f"{found}, torch-ratchet {VERSION}"
-
-
 def _kept(settings: SweepSettings, versions: str) -> dict[str, TypeRow]:
     """Return the rows of earlier runs with the same versions; the last one of a type counts."""
     place = settings.out / ROWS
@@ -183,7 +179,13 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
             versions=versions,
         )
         with tempfile.TemporaryFile() as said:
-            process = _program(request, said)
+            process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, msgspec.json.encode(request).decode()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env=watchdog.environment({**os.environ, **SETTINGS}),
+            )
             try:
                 assert process.stdout is not None
                 with process.stdout:
@@ -197,29 +199,14 @@ def _tried(types: Sequence[str], settings: SweepSettings, versions: str) -> Iter
             if code == 0 or not left:
                 return
             said.seek(0)
-            words = said.read().decode(errors="replace")
-            yield _lost(left.pop(0), code, words, request)
-
-
-def _program(request: SweepRequest, said: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "ratchet.guard.sweep.trial", msgspec.json.encode(request).decode()],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=said,
-        env=watchdog.environment({**os.environ, **SETTINGS}),
-    )
-
-
-def _lost(name: str, code: int, said: str, request: SweepRequest) -> TypeRow:
-    words = " ".join(said[-STDERR_TAIL:].split())
-    return TypeRow(
-        type=name,
-        status="fails",
-        why=f"the sweep's program ended with {code} at this type: {words}",
-        quick=request.quick,
-        versions=request.versions,
-    )
+            words = " ".join(said.read().decode(errors="replace")[-STDERR_TAIL:].split())
+            yield TypeRow(
+                type=left.pop(0),
+                status="fails",
+                why=f"the sweep's program ended with {code} at this type: {words}",
+                quick=settings.quick,
+                versions=versions,
+            )
 
 
 def _reproduce(row: TypeRow, settings: SweepSettings) -> None:

@@ -391,7 +391,9 @@ def in_a_fork(name: str, request: SweepRequest) -> TypeRow:
         row = _last_row(name, rows)
         if row.doing or not row.type:
             why = f"it took more than {request.limit_s:g} s" if late else _how(status, said)
-            row = _unfinished(row, why)
+            # A script repeats the last arm.
+            arm = row.arm or (row.doing if row.status == "fails" else "")
+            row = msgspec.structs.replace(row, why=f"{row.doing}: {why}", arm=arm)
     return msgspec.structs.replace(
         row, quick=request.quick, versions=request.versions, time_s=time.monotonic() - began_s
     )
@@ -429,18 +431,13 @@ def _last_row(name: str, rows: IO[bytes]) -> TypeRow:
     return TypeRow(type=name, status="does not train as written", doing="the import")
 
 
-def _unfinished(row: TypeRow, why: str) -> TypeRow:
-    """Return the row of a type whose process ended too early; a script repeats its last arm."""
-    arm = row.arm or (row.doing if row.status == "fails" else "")
-    return msgspec.structs.replace(row, why=f"{row.doing}: {why}", arm=arm)
-
-
 def _how(status: int, said: IO[bytes]) -> str:
     code = os.waitstatus_to_exitcode(status)
     said.seek(0)
     words = " ".join(said.read().decode(errors="replace").split())[-LAST_WORDS:]
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"the process was {how}: {words}" if code < 0 else f"{how}: {words}"
+    if code < 0:
+        return f"the process was killed by {signal.Signals(-code).name}: {words}"
+    return f"exit code {code}: {words}"
 
 
 if __name__ == "__main__":
