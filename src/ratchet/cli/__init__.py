@@ -56,7 +56,7 @@ def _main(words: list[str], began_s: float, ending: Ending) -> int:
     words = [word for word in words[:ours] if word != "--debug"] + words[ours:]
     try:
         with kept_for_the_document() if as_json and not helps else nullcontext():
-            return _command(words, began_s, ending, as_json)
+            return _command(words, began_s, as_json)
     except LostOutput:
         raise
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def _main(words: list[str], began_s: float, ending: Ending) -> int:
         return _ended(*_explained(error), as_json)
 
 
-def _command(words: list[str], began_s: float, ending: Ending, as_json: bool) -> int:
+def _command(words: list[str], began_s: float, as_json: bool) -> int:
     import typer
 
     from ratchet.cli.commands import commands
@@ -81,14 +81,14 @@ def _command(words: list[str], began_s: float, ending: Ending, as_json: bool) ->
             args=words or ["--help"], prog_name="ratchet", standalone_mode=False, obj=began_s
         )
     except typer.Abort:
-        return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
+        raise KeyboardInterrupt from None
     except usage_error as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "ratchet"
         text = " ".join(error.format_message().split())
         return _ended(f"{text} ({command} --help shows the options)", MISTAKE, as_json)
     if code == INTERRUPTED:  # newer versions of typer make an interrupt this exit code
-        return _ended(_interrupted(words, ending), INTERRUPTED, as_json)
+        raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -133,7 +133,7 @@ def compare(
     from ratchet.base.show.terminal import BudgetLine
 
     if numerics:
-        raise typer.Exit(_numerics(request, out, ledger, as_json=as_json))
+        _numerics(request, out, ledger, as_json)
     with BudgetLine(request.budget_s) as progress:
         progress.spend("preparing both sides")
         with make_sides(request) as sides:
@@ -145,8 +145,8 @@ def compare(
     raise typer.Exit(outcome.exit_code)
 
 
-def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json: bool) -> int:
-    """Compare numerics, print the report, and return the exit code."""
+def _numerics(request: CompareRequest, out: Path, ledger: str | None, as_json: bool) -> NoReturn:
+    """Compare numerics, and exit."""
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
     from ratchet.base.show.terminal import CompareProgress
@@ -155,16 +155,12 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, *, as_json
 
     with CompareProgress() as progress, make_sides(request) as sides:
         check_new_folder(out)
+        asked, move = request.kept(), progress.move
         report = compare_numerics(
-            sides.a,
-            sides.b,
-            out,
-            asked=request.kept(),
-            ledger=ledger,
-            on_progress=progress.move,
+            sides.a, sides.b, out, asked=asked, ledger=ledger, on_progress=move
         )
     show(as_json, report.as_json, lambda: numerics_report(report), report.warnings)
-    return report.exit_code
+    raise typer.Exit(report.exit_code)
 
 
 @app.command()

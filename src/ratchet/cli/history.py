@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -151,47 +152,37 @@ def export(
     _say(export_document(found, str(path)), words, as_json)
 
 
-@commands.command()
-def acknowledge(
-    incident: IncidentId,
-    note: Note = "",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Say that somebody looks after an incident."""
-    _mark(incident, "acknowledged", note, ledger, as_json)
+def _marking(event: Literal["acknowledged", "resolved"]) -> Callable[..., None]:
+    """Return the command that notes what became of an incident."""
+
+    def run(
+        incident: IncidentId,
+        note: Note = "",
+        ledger: LedgerUrl = None,
+        as_json: AsJson = False,
+        debug: Debug = False,
+    ) -> None:
+        from ratchet.base.ledger import Ledger
+        from ratchet.base.ledger.books import ObservationBook
+        from ratchet.guard.history.incidents import mark
+
+        with Ledger.open(ledger) as opened:
+            marked = mark(ObservationBook(opened), incident, event, note)
+        document = {"incident": marked.id, "state": marked.state}
+        _say(document, f"{marked.id} is {marked.state}", as_json)
+
+    return run
 
 
-@commands.command()
-def resolve(
-    incident: IncidentId,
-    note: Note = "",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
-    debug: Debug = False,
-) -> None:
-    """Close an incident: it was mended, or is accepted."""
-    _mark(incident, "resolved", note, ledger, as_json)
+commands.command("acknowledge", help="Say that somebody looks after an incident.")(
+    _marking("acknowledged")
+)
+commands.command("resolve", help="Close an incident: it was mended, or is accepted.")(
+    _marking("resolved")
+)
 
 
-def _mark(
-    incident: str,
-    event: Literal["acknowledged", "resolved"],
-    note: str,
-    ledger: str | None,
-    as_json: bool,
-) -> None:
-    from ratchet.base.ledger import Ledger
-    from ratchet.base.ledger.books import ObservationBook
-    from ratchet.guard.history.incidents import mark
-
-    with Ledger.open(ledger) as opened:
-        marked = mark(ObservationBook(opened), incident, event, note)
-    _say({"incident": marked.id, "state": marked.state}, f"{marked.id} is {marked.state}", as_json)
-
-
-def _say(document: dict[str, object], words: str, as_json: bool) -> None:
+def _say(document: Mapping[str, object], words: str, as_json: bool) -> None:
     if as_json:
         print_json(document)
     else:

@@ -24,7 +24,6 @@ from ratchet.cli.app import (
     group,
     print_error,
     print_json,
-    print_result,
     show,
 )
 
@@ -90,8 +89,13 @@ def record(
         assert workload is not None
         options = workload_options([workload], batch_size, sequence, precision, text, device)
         command = steps_command(workload, 1 + wait + warmup + steps, options)
-    else:
-        _check_command(command, batch_size, sequence, precision, text)
+    elif not command:
+        raise TraceError("no command after --: give one, such as -- python train.py")
+    elif any(option is not None for option in (batch_size, sequence, precision, text)):
+        raise TraceError(
+            "--batch-size, --sequence, --precision and --text are for a WORKLOAD: leave them out, "
+            "and give a command after -- its own options"
+        )
     try:
         paths = run_and_record(command, out, schedule, stdout=sys.stderr if as_json else None)
     except CommandFailed as failed:
@@ -112,16 +116,6 @@ def record(
     for path in paths:
         print(f"recorded: {path}")
     print(f"next: ratchet trace report {shlex.quote(str(out))} --out trace.html")
-
-
-def _check_command(command: list[str], *options: object) -> None:
-    if not command:
-        raise TraceError("no command after --: give one, such as -- python train.py")
-    if any(option is not None for option in options):
-        raise TraceError(
-            "--batch-size, --sequence, --precision and --text are for a WORKLOAD: leave them out, "
-            "and give a command after -- its own options"
-        )
 
 
 Page = Annotated[
@@ -264,7 +258,6 @@ def merge(
 ) -> None:
     """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""
     from ratchet.base import files
-    from ratchet.base.errors import TraceError
     from ratchet.base.show.terminal import working
     from ratchet.trace.export import plainly
     from ratchet.trace.merge import merge as merge_ranks
@@ -275,8 +268,5 @@ def merge(
     files.check_new_file(out)
     with working(f"merging {folder}"):
         merged = merge_ranks(folder, out)
-    if as_json:
-        paths = {"path": str(merged.path), "size_bytes": out.stat().st_size}
-        print_json(plainly(merged) | paths)
-    else:
-        print_result(merged_report(merged))
+    paths = {"path": str(merged.path), "size_bytes": out.stat().st_size}
+    show(as_json, lambda: plainly(merged) | paths, lambda: merged_report(merged))
