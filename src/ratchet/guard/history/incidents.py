@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -29,6 +30,8 @@ class RegressedSeries:
     shift: Shift
     among: tuple[str, ...]
     """The commits, one of which brought the regression."""
+    revision: str
+    """The likeliest of them."""
     back: bool
     """The newest level is nearer to the one before the incident."""
 
@@ -60,56 +63,30 @@ class Incident:
         return self.worst >= least and any(only.search(one.key) for one in self.series)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placing:
-    key: str
-    shift: Shift
-    first: int
-    """Ranks of commits."""
-    best: int
-    last: int
-    back: bool
-
-
 def incidents(analysed: Sequence[AnalysedSeries]) -> list[Incident]:
     """Group the regressions: each commit that explains some not yet explained is an incident.
 
     A regression's place is uncertain, so the commit that fits the most series comes first.
     """
     ranks = _ranks(analysed)
-    names = list(ranks)
     times = {
         r: t for one in analysed for r, t in zip(_revisions(one), one.series.times, strict=True)
     }
-    waiting = [found for one in analysed for found in _found(one, ranks)]
+    waiting = [found for one in analysed for found in _regressed(one, ranks)]
     result = []
     while waiting:
-        places = {found.best for found in waiting}
-        at = max(
-            places,
-            key=lambda place: (
-                sum(one.first <= place <= one.last for one in waiting),
-                sum(one.best == place for one in waiting),
-                -place,
-            ),
-        )
-        own = [one for one in waiting if one.first <= at <= one.last]
-        waiting = [one for one in waiting if not one.first <= at <= one.last]
+        fits = Counter(name for one in waiting for name in one.among)
+        likeliest = Counter(one.revision for one in waiting)
+        at = max(likeliest, key=lambda name: (fits[name], likeliest[name], -ranks[name]))
+        own = [one for one in waiting if at in one.among]
+        waiting = [one for one in waiting if at not in one.among]
         result.append(
             Incident(
-                id=hashlib.sha256(f"{names[at]} {own[0].key}".encode()).hexdigest()[:8],
-                revision=names[at],
-                committed_at=times[names[at]],
+                id=hashlib.sha256(f"{at} {own[0].key}".encode()).hexdigest()[:8],
+                revision=at,
+                committed_at=times[at],
                 state="open",
-                series=tuple(
-                    RegressedSeries(
-                        key=one.key,
-                        shift=one.shift,
-                        among=tuple(names[one.first : one.last + 1]),
-                        back=one.back,
-                    )
-                    for one in sorted(own, key=lambda one: -abs(one.shift.change))
-                ),
+                series=tuple(sorted(own, key=lambda one: -abs(one.shift.change))),
             )
         )
     return sorted(result, key=lambda one: ranks[one.revision])
@@ -190,17 +167,16 @@ def _same(old: Incident, new: Incident) -> bool:
     return any(key in own and old.revision in own[key].among for key in _keys(old))
 
 
-def _found(one: AnalysedSeries, ranks: dict[str, int]) -> list[_Placing]:
-    revisions = _revisions(one)
+def _regressed(one: AnalysedSeries, ranks: dict[str, int]) -> list[RegressedSeries]:
+    names, revisions = list(ranks), _revisions(one)
     newest = [level for _, _, level in one.levels()]
     return [
-        _Placing(
-            one.series.key,
-            shift,
-            ranks[revisions[shift.first]],
-            ranks[revisions[shift.index]],
-            ranks[revisions[shift.last]],
-            abs(newest[-1] - shift.before) < abs(newest[-1] - shift.after),
+        RegressedSeries(
+            key=one.series.key,
+            shift=shift,
+            among=tuple(names[ranks[revisions[shift.first]] : ranks[revisions[shift.last]] + 1]),
+            revision=revisions[shift.index],
+            back=abs(newest[-1] - shift.before) < abs(newest[-1] - shift.after),
         )
         for shift in one.shifts
         if shift.kind == "regression"
@@ -223,7 +199,7 @@ def _ranks(analysed: Sequence[AnalysedSeries]) -> dict[str, int]:
 
 def _named(key: str, revision: str) -> RegressedSeries:
     nothing = Shift(kind="regression", index=0, first=0, last=0, p=1.0, before=1.0, after=1.0)
-    return RegressedSeries(key=key, shift=nothing, among=(revision,), back=False)
+    return RegressedSeries(key=key, shift=nothing, among=(revision,), revision=revision, back=False)
 
 
 def _keys(one: Incident) -> list[str]:
