@@ -104,13 +104,10 @@ def _diff(name: str, old: bytes, new: bytes) -> bytes:
     lines = difflib.diff_bytes(
         difflib.unified_diff, _lines(old), _lines(new), f"a/{name}".encode(), f"b/{name}".encode()
     )
-    return b"".join(_ended(line) for line in lines)
+    ended = rb"\ No newline at end of file"
+    return b"".join(one if one.endswith(b"\n") else one + b"\n" + ended + b"\n" for one in lines)
 
 
 def _lines(text: bytes) -> list[bytes]:
     """Split at line feeds alone: git keeps a carriage return as part of its line."""
     return re.findall(rb"[^\n]*\n|[^\n]+", text)
-
-
-def _ended(line: bytes) -> bytes:
-    return line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"

@@ -1,4 +1,8 @@
-"""Turn Structs and dataclasses into JSON: the one place that does so."""
+"""Structs and dataclasses as JSON: what has no document of its own shape is turned into one here.
+
+A method `as_json` stands beside a type whose document differs from its fields: a derived figure, a
+key of another name, a part that is left out. It calls this for the rest.
+"""
 
 from __future__ import annotations
 

@@ -13,24 +13,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 from ratchet.base import Json
 from ratchet.base.errors import TraceError
 from ratchet.base.files import check_new_folder, make_folder, whole_file
 from ratchet.trace.advice import Finding, advise
+from ratchet.trace.analysis import Identity
 from ratchet.trace.answers.report import Report
 from ratchet.trace.compare import Diff, DiffRow
 from ratchet.trace.ranks import Ranks, SharedCollective
 
-if TYPE_CHECKING:
-    from ratchet.trace.analysis import Identity
-
 
 def document(answers: Report) -> dict[str, object]:
     """Return one rank's report as one JSON object."""
-    from ratchet.trace.advice import advise
-
     whole = answers.identity
     plain = {
         field.name: plainly(getattr(answers, field.name))

@@ -115,7 +115,7 @@ class Catalogue:
             device
             for device in self.devices.values()
             if _names(device.name) <= words
-            and not (_is_sxm(device.name) and words & OTHER_FORMS)
+            and not ("sxm" in _words(device.name) and words & OTHER_FORMS)
             and _units_agree(device, compute_units)
         ]
         return max(fitting, key=lambda device: len(_names(device.name)), default=None)
@@ -163,10 +163,6 @@ def _words(name: str) -> list[str]:
 def _names(name: str) -> set[str]:
     """Return the words of a catalogue name that a driver also prints: no form factor, no family."""
     return {word for word in _words(re.sub(r"\(.*?\)", "", name)) if word != "sxm"}
-
-
-def _is_sxm(name: str) -> bool:
-    return "sxm" in _words(name)
 
 
 def _units_agree(device: CatalogueDevice, compute_units: int) -> bool:

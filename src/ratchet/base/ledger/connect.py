@@ -326,19 +326,14 @@ def _create(engine: Engine) -> None:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_CREATING)))
-        _create_tables(connection)
+        # The version's table first: it distinguishes a half-made ledger from another database.
+        first = schema.schema_version
+        others = [table for table in schema.metadata.sorted_tables if table is not first]
+        for table in (first, *others):
+            connection.execute(CreateTable(table, if_not_exists=True))
+            for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                connection.execute(CreateIndex(index, if_not_exists=True))
         connection.execute(insert(schema.schema_version).values(**_version_row()))
-
-
-def _create_tables(connection: Connection) -> None:
-    # The version's table first: it distinguishes a half-made ledger from another database.
-    others = [
-        table for table in schema.metadata.sorted_tables if table is not schema.schema_version
-    ]
-    for table in (schema.schema_version, *others):
-        connection.execute(CreateTable(table, if_not_exists=True))
-        for index in sorted(table.indexes, key=lambda index: str(index.name)):
-            connection.execute(CreateIndex(index, if_not_exists=True))
 
 
 def _check_writable(engine: Engine) -> None:

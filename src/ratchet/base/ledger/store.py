@@ -474,12 +474,9 @@ def _target_of(verdict: Payload) -> str | None:
 
 def _counts(verdict: Payload) -> bool:
     """Return whether a verdict speaks for or against a kernel here: whole, and not emulated."""
-    return _target_of(verdict) is None and not _is_cut_short(verdict)
-
-
-def _is_cut_short(verdict: Payload) -> bool:
     limit_s = verdict.get("trial", {}).get("time_limit_s", WHOLE_S)
-    return verdict["status"] in ("timed_out", "unmeasured") and limit_s < WHOLE_S
+    cut_short = verdict["status"] in ("timed_out", "unmeasured") and limit_s < WHOLE_S
+    return _target_of(verdict) is None and not cut_short
 
 
 def _stamp(fingerprint: Fingerprint) -> dict[str, str]:

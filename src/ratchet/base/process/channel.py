@@ -101,17 +101,14 @@ class Channel:
             raise JudgeError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
         try:
             self._socket.settimeout(limit_s)
-            self._send_head(len(body), descriptors)
+            rights = array.array("i", descriptors)
+            ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
+            self._socket.sendmsg([LENGTH.pack(len(body))], ancillary)
             self._socket.sendall(body)
         except TimeoutError as error:
             raise ChannelTimeout("the other end took nothing in time") from error
         except OSError as error:
             raise ChannelClosed("the other end is gone") from error
-
-    def _send_head(self, length: int, descriptors: Sequence[int]) -> None:
-        rights = array.array("i", descriptors)
-        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
-        self._socket.sendmsg([LENGTH.pack(length)], ancillary)
 
     def receive(
         self, *, limit_s: float | None = None, left_s: Left | None = None

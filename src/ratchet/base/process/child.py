@@ -43,10 +43,15 @@ has ended, and if it has not."""
 
 
 class ChildFailure(JudgeError):
-    """A child died, was too slow, answered nonsense, took all there is, starved or woke.
+    """A child failed, and has been killed with all that it started; `how` says why.
 
-    `how` says which. Of one that starved, others took all there is. One that woke ran while it had
-    been stopped, which it can only do on purpose.
+    `died`: its process ended without an answer, or while it was idle.
+    `timed_out`: it gave no answer within its limit.
+    `nonsense`: its answer was no message, or it cannot be stopped.
+    `greedy`: it took so much memory, disk or threads that the machine ran short (`shortage`).
+    `starved`: the machine ran short while it worked, but other processes had taken most of it.
+    `woke`: it ran while the judge had stopped it. No process does that by accident: it must have
+    arranged for a SIGCONT beforehand, to work while it is not timed.
     """
 
     def __init__(self, how: Failure, what: str, *, code: int | None, line: str) -> None:

@@ -35,7 +35,11 @@ class Nest:
 
 
 def nest(lane: NDArray[np.int32], start: Int64, duration: Int64) -> Nest:
-    """Build the tree of events in the order of a `Trace`: by start, the longer first."""
+    """Build the tree of events in the order of a `Trace`: by start, the longer first.
+
+    All threads are laid end to end on one axis (`_apart`), so that two searches in sorted times do
+    for all events what a stack per thread would do one by one.
+    """
     count = start.size
     if not count:
         return Nest(parent=np.zeros(0, dtype=np.int64), levels=())
@@ -44,6 +48,7 @@ def nest(lane: NDArray[np.int32], start: Int64, duration: Int64) -> Nest:
     begin = 2 * (start[order] - start.min())
     end = begin + np.maximum(2 * duration[order], 1)
     begin, end = _apart(lane[order].astype(np.int64), begin, end)
+    # An event is as deep as events are open at its start: those begun before it, less those ended.
     depth = np.arange(count) - np.searchsorted(np.sort(end), begin, side="right")
     parent = np.full(count, -1, dtype=np.int64)
     by_depth = np.argsort(depth, kind="stable")
@@ -51,6 +56,7 @@ def nest(lane: NDArray[np.int32], start: Int64, duration: Int64) -> Nest:
     levels = [by_depth[a:b] for a, b in itertools.pairwise(bounds)]
     own_lane = lane[order]
     for above, level in itertools.pairwise(levels):
+        # The parent is the last event of the level above that began before; never another thread's.
         found = np.searchsorted(above, level) - 1
         candidate = above[np.maximum(found, 0)]
         fits = (found >= 0) & (own_lane[candidate] == own_lane[level])
@@ -61,7 +67,7 @@ def nest(lane: NDArray[np.int32], start: Int64, duration: Int64) -> Nest:
 
 
 def _apart(lane: Int64, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Shift the lanes' times so that no two lanes meet."""
+    """Shift the lanes' times so that no two lanes meet; ranks replace times that would overflow."""
     width = int(end.max()) + 2
     if (int(lane.max()) + 1) * width < 2**62:
         return begin + lane * width, end + lane * width
@@ -204,7 +210,11 @@ def _carried_in(trace: Trace, launch: Rows) -> Bool:
 
 
 def _recomputes(checkpoint: Bool, is_backward: Bool, module: Bool, tree: Nest) -> Bool:
-    """Find forward calls inside a backward node: under a checkpoint or a module's forward."""
+    """Find forward calls inside a backward node: under a checkpoint or a module's forward.
+
+    What a call is follows from the innermost of the three around it: directly under a node, it is
+    the backward's own work; under a checkpoint or a module inside a node, it is a forward again.
+    """
     above_backward = tree.nearest(is_backward)
     again_here = (checkpoint | module) & (above_backward >= 0)
     source = tree.nearest(again_here | is_backward)

@@ -26,15 +26,15 @@ KERNEL_GAP_NS = 10_000
 class Idle:
     """Idle time by cause, in ns; the first four sum exactly to the identity's idle."""
 
-    data_loading: int
+    data_loading: int = 0
     """The CPU was in a data loader."""
-    synchronisation: int
+    synchronisation: int = 0
     """The CPU waited for the device and then had nothing queued."""
     host_bound: int
     """The next work was launched after the gap began: the CPU was late."""
-    kernel_gap: int
+    kernel_gap: int = 0
     """The next work was already queued, or no launch is known."""
-    turn_around: int
+    turn_around: int = 0
     """The kernel gaps, with at most 10 µs of each: a longer gap has another cause."""
     gaps: int
     longest: int
@@ -65,16 +65,9 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
     ends it (or synchronisation, while the CPU was in a synchronising call); then kernel gap.
     """
     gaps = activity.busy.gaps(activity.start, activity.end)
+    longest = int((gaps.end - gaps.start).max(initial=0))
     if not trace.on_device or not gaps.start.size:
-        return Idle(
-            data_loading=0,
-            synchronisation=0,
-            host_bound=gaps.length,
-            kernel_gap=0,
-            turn_around=0,
-            gaps=gaps.start.size,
-            longest=_longest(gaps),
-        )
+        return Idle(host_bound=gaps.length, gaps=gaps.start.size, longest=longest)
     end = trace.end
     loading = np.flatnonzero(
         trace.named(LOADING)[trace.text]
@@ -99,7 +92,7 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
         kernel_gap=gaps.length - data - waits - host,
         turn_around=int(np.minimum(queued.end - queued.start, KERNEL_GAP_NS).sum()),
         gaps=gaps.start.size,
-        longest=_longest(gaps),
+        longest=longest,
     )
 
 
@@ -113,10 +106,6 @@ def _late(trace: Trace, links: Links, gaps: Spans) -> Spans:
     called = np.where(launch >= 0, trace.end[np.maximum(launch, 0)], gaps.start)
     stop = np.clip(called, gaps.start, gaps.end)
     return union(gaps.start, stop)
-
-
-def _longest(gaps: Spans) -> int:
-    return int((gaps.end - gaps.start).max()) if gaps.start.size else 0
 
 
 def launches(trace: Trace, links: Links) -> LaunchCost:

@@ -92,7 +92,7 @@ def queues(
         called, begun = waits(trace, links, rows)
         series = _series(device, stream, called, begun)
         full = series.at_least(limit or _NO_LIMIT, start, end)
-        waited = np.diff(_waited_before(called, begun, edges))
+        waited = np.diff(_ramp(np.sort(called), edges) - _ramp(np.sort(begun), edges))
         width = np.maximum(np.diff(edges), 1)
         inside = (series.time >= start) & (series.time < end)
         standing = max(int(np.searchsorted(series.time, start, side="right")) - 1, 0)
@@ -140,11 +140,6 @@ def _series(device: int, stream: int, called: Int64, begun: Int64) -> QueueSerie
     return QueueSeries(
         device=device, stream=stream, time=time, length=np.cumsum(change).astype(np.int64)
     )
-
-
-def _waited_before(called: Int64, begun: Int64, time: Int64) -> Int64:
-    """Return the exact waiting time of all work before each time, in ns."""
-    return _ramp(np.sort(called), time) - _ramp(np.sort(begun), time)
 
 
 def _ramp(points: Int64, time: Int64) -> Int64:

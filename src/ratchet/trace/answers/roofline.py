@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from ratchet.base.devices import catalogue
+from ratchet.base.devices.catalogue import CatalogueDevice
+from ratchet.base.devices.ceilings import Ceilings, Roofline
+from ratchet.base.devices.ceilings import roofline as measured
 from ratchet.trace.analysis.intervals import alike
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.kernels import device_time_by_op, own_cpu_time
 from ratchet.trace.answers.shapes import OpWork, work
 from ratchet.trace.read.columns import Int64, Trace
-
-if TYPE_CHECKING:
-    from ratchet.base.devices.catalogue import CatalogueDevice
-    from ratchet.base.devices.ceilings import Ceilings, Roofline
 
 _RATE = {
     "float": ("fp32", "matrix_tf32", "matrix_fp32", "vector_fp32"),
@@ -81,9 +81,6 @@ def paper_ceilings(trace: Trace) -> Rooflines:
     device = next((one for one in trace.devices if one.name), None)
     if device is None:
         return Rooflines(of={}, source="the trace names no device")
-    # This imports torch, which a trace without shapes does not need.
-    from ratchet.base.devices import catalogue
-
     entry = catalogue.load().match(device.name, compute_units=device.compute_units)
     if entry is None:
         return Rooflines(of={}, source=f"{device.name} is not in the catalogue")
@@ -92,15 +89,11 @@ def paper_ceilings(trace: Trace) -> Rooflines:
 
 def named_ceilings(name: str) -> Rooflines:
     """Return the catalogue's peaks of a device by name; DeviceError if it is not there."""
-    from ratchet.base.devices import catalogue
-
     known = catalogue.load()
     return _on_paper(known.match(name) or known[name])
 
 
 def _on_paper(entry: CatalogueDevice) -> Rooflines:
-    from ratchet.base.devices.ceilings import Roofline
-
     bandwidth = entry.memory_bytes_per_s()
     rooflines = {}
     for short, *peaks in _RATE.values():
@@ -112,8 +105,6 @@ def _on_paper(entry: CatalogueDevice) -> Rooflines:
 
 def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
     """Return the rooflines of rates that were measured on the trace's device."""
-    from ratchet.base.devices.ceilings import roofline as measured
-
     return Rooflines(
         of={dtype: measured(rates, dtype=dtype) for dtype in rates.gemm_flops_per_s},
         source=f"{device}, measured",

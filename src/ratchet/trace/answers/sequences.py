@@ -169,7 +169,8 @@ def sequences(trace: Trace, links: Links, communication: Bool) -> tuple[Sequence
     lines = _lines(trace, links, communication)
     runs = [
         *_most(_under_ops(trace, links), ROWS),
-        *_most(_on_streams(trace, lines), ROWS),
+        # Each stream's runs that take most time; no work is in two of them.
+        *_most((run for one in lines for run in _cover(one, _candidates(trace, one))), ROWS),
         *_most(_between(trace, lines), 4 * ROWS),
     ]
     found = _rows(trace, links, runs)
@@ -336,11 +337,6 @@ def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
             )
         )  # fmt: skip
     return found
-
-
-def _on_streams(trace: Trace, lines: list[_Line]) -> list[_Occurrences]:
-    """Return the runs of each stream that take most time; no work is in two of them."""
-    return [run for line in lines for run in _cover(line, _candidates(trace, line))]
 
 
 def _candidates(trace: Trace, line: _Line) -> list[tuple[int, Index, int]]:

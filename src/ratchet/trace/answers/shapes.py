@@ -37,6 +37,7 @@ ATTENTION_BACKWARD = frozenset(
     {"aten::_flash_attention_backward", "aten::_efficient_attention_backward",
      "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}
 )  # fmt: skip
+_FLOATS = re.compile("float|half|double", re.IGNORECASE)
 HEADS_FIRST = ("cudnn", "for_cpu")
 """Attention ops with these in their names take (batch, heads, tokens, width)."""
 
@@ -68,7 +69,7 @@ def work(name: str, dims: str, types: str, concrete: str = "") -> OpWork | None:
     tensors = [(s, k) for s, k in zip(shapes, kinds, strict=False) if s and _width(k)]
     if not tensors:
         return None
-    dtype = next((k for _, k in tensors if _is_float(k)), tensors[0][1])
+    dtype = next((k for _, k in tensors if _FLOATS.search(k)), tensors[0][1])
     read = sum(prod(shape) * _width(kind) for shape, kind in tensors)
     flops_and_output = _arithmetic(name, shapes, parse_shapes(concrete))
     if flops_and_output is None:
@@ -96,11 +97,8 @@ def _arithmetic(name: str, shapes: list[Shape], concrete: list[Json]) -> tuple[i
 
 
 def _matmul(name: str, shapes: list[Shape]) -> tuple[int, int] | None:
-    pair = (
-        shapes[1:3]
-        if name.startswith(("aten::addmm", "aten::baddbmm", "aten::_addmm"))
-        else (shapes[:2])
-    )
+    adds = name.startswith(("aten::addmm", "aten::baddbmm", "aten::_addmm"))
+    pair = shapes[1:3] if adds else shapes[:2]
     if len(pair) < 2 or len(pair[0]) < 2 or len(pair[1]) < 2 or pair[0][-1] != pair[1][-2]:
         return None
     left, right = pair
@@ -143,21 +141,13 @@ def _shape(entry: Json) -> Shape:
 
 
 def _numbers(entry: Json) -> list[int]:
-    try:
-        value = json.loads(entry) if isinstance(entry, str) else entry
-    except (ValueError, RecursionError):
-        return []
+    value = parse_shapes(entry) if isinstance(entry, str) else entry
     ok = isinstance(value, list) and all(isinstance(n, int) for n in value)
     return value if ok else []
 
 
 def _width(kind: str) -> int:
     return ELEMENT_BYTES.get(kind.lower(), 0)
-
-
-def _is_float(kind: str) -> bool:
-    kind = kind.lower()
-    return any(word in kind for word in ("float", "half", "double"))
 
 
 _KERNEL = re.compile(

@@ -49,34 +49,21 @@ class Kind(IntEnum):
 
 
 CATEGORIES = {
-    "cpu_op": Kind.OP,
-    "operator": Kind.OP,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "hip_runtime": Kind.RUNTIME,
-    "hip_api": Kind.RUNTIME,
-    "hip_runtime_api": Kind.RUNTIME,
-    "hsa_api": Kind.RUNTIME,
-    "runtime": Kind.RUNTIME,
-    "driver": Kind.RUNTIME,
-    "xpu_runtime": Kind.RUNTIME,
-    "xpu_driver": Kind.RUNTIME,
-    "mtia_runtime": Kind.RUNTIME,
-    "privateuse1_runtime": Kind.RUNTIME,
-    "privateuse1_driver": Kind.RUNTIME,
-    "mtia_ccp_events": Kind.KERNEL,
-    "kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.COPY,
-    "memcpy": Kind.COPY,
-    "gpu_memset": Kind.FILL,
-    "memset": Kind.FILL,
-    "user_annotation": Kind.ANNOTATION,
-    "gpu_user_annotation": Kind.DEVICE_ANNOTATION,
-    "python_function": Kind.PYTHON,
-    "python": Kind.PYTHON,
-    "overhead": Kind.OVERHEAD,
-    "cuda_sync": Kind.SYNC,
-    "hip_sync": Kind.SYNC,
+    spelling: kind
+    for kind, spellings in {
+        Kind.OP: "cpu_op operator",
+        Kind.RUNTIME: "runtime driver cuda_runtime cuda_driver hip_runtime hip_api hip_runtime_api "
+        "hsa_api xpu_runtime xpu_driver mtia_runtime privateuse1_runtime privateuse1_driver",
+        Kind.KERNEL: "kernel mtia_ccp_events",
+        Kind.COPY: "gpu_memcpy memcpy",
+        Kind.FILL: "gpu_memset memset",
+        Kind.ANNOTATION: "user_annotation",
+        Kind.DEVICE_ANNOTATION: "gpu_user_annotation",
+        Kind.PYTHON: "python_function python",
+        Kind.OVERHEAD: "overhead",
+        Kind.SYNC: "cuda_sync hip_sync",
+    }.items()
+    for spelling in spellings.split()
 }
 """Category spellings of Kineto's versions, in lower case.
 

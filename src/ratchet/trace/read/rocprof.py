@@ -171,14 +171,9 @@ def read_rocprof(path: Path) -> Trace:
 
 def kernel_kinds(names: list[str]) -> NDArray[np.uint8]:
     """Return KERNEL for each name, or COPY or FILL for the runtime's own copy and fill kernels."""
-    return np.array(
-        [
-            Kind.COPY if n.startswith(COPY_KERNEL) else
-            Kind.FILL if n.startswith(FILL_KERNEL) else Kind.KERNEL
-            for n in names
-        ],
-        dtype=np.uint8,
-    )  # fmt: skip
+    sorts = ((COPY_KERNEL, Kind.COPY), (FILL_KERNEL, Kind.FILL), ("", Kind.KERNEL))
+    kinds = [next(kind for begin, kind in sorts if name.startswith(begin)) for name in names]
+    return np.array(kinds, dtype=np.uint8)
 
 
 def _add(gatherer: Gatherer, run: RocprofRun) -> list[DeviceProperties]:
@@ -237,7 +232,6 @@ def _operation(run: RocprofRun, record: _Record) -> str:
     return f"operation {record.kind}.{record.operation}"
 
 
-MAGIC = SQLITE
 _WANTED = ("name", "start", "end", "pid", "tid", "stack_id", "stream_id", "agent_type_index",
            "dst_agent_type_index", "size", "category")  # fmt: skip
 _PIECE = 100_000
@@ -247,7 +241,7 @@ def is_database(path: Path) -> bool:
     """Return whether a file is an SQLite database."""
     try:
         with path.open("rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
+            return file.read(len(SQLITE)) == SQLITE
     except OSError:
         return False
 
@@ -271,7 +265,8 @@ def read_database(path: Path) -> Trace:
     gatherer = Gatherer()
     try:
         with opened(path) as connection:
-            found = [_add_database(gatherer, connection, view) for view in _VIEWS]
+            views = ("kernels", "memory_copies", "regions")
+            found = [_add_database(gatherer, connection, view) for view in views]
             devices = _devices(connection)
     except sqlite3.DatabaseError as error:
         raise TraceError(
@@ -284,9 +279,6 @@ def read_database(path: Path) -> Trace:
         )
     gatherer.streams_known = bool(gatherer.main["stream"].held.max(initial=0) > 0)
     return Trace(name=path.name, platform="rocm", devices=devices, **gatherer.finish())
-
-
-_VIEWS = ("kernels", "memory_copies", "regions")
 
 
 def _add_database(gatherer: Gatherer, connection: sqlite3.Connection, view: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ratchet.base.show import model as m
 from ratchet.base.show.page import render_page
-from ratchet.base.show.words import ABSENT, milliseconds, sentence, share_of, show_bytes
+from ratchet.base.show.words import milliseconds, sentence, share_of, show_bytes
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.answers.report import Report
 from ratchet.trace.ranks import Ranks
@@ -30,20 +30,11 @@ _PATH_ROWS = 5
 _SUMMED = ("device", "cpu_own", "count")
 
 
-def _parts() -> list[m.Column]:
-    """Return a column for each part of a window."""
-    return [m.number(title, part, milliseconds) for part, title in words.PARTS.items()]
-
-
-def _overlap(share: float | None) -> str:
-    return ABSENT if share is None else f"{share:.2%}"
-
-
 STEP = (
     m.Column("step", "label"),
     m.number("window, ms", "window", milliseconds),
-    *_parts(),
-    m.number("overlap", "overlap", _overlap, on="page"),
+    *(m.number(title, part, milliseconds) for part, title in words.PARTS.items()),
+    m.number("overlap", "overlap", "{:.2%}".format, on="page"),
 )
 PATH_KINDS = (
     m.Column("kind", lambda row: (m.Span("", f"key {row.colour}"), row.kind)),
@@ -370,10 +361,7 @@ def _also(ranks: Sequence[Report]) -> m.ReportSection | None:
             for one in ranks
         ]
         return m.section("Also", *parts, on="page")
-    found = words.facts(ranks[0])
-    reasons = words.reasons(ranks[0])
-    if not found and not reasons:
-        return None
-    return m.section(
-        "Also", m.Facts(found) if found else None, m.Facts(reasons, on="page") if reasons else None
-    )
+    found, reasons = words.facts(ranks[0]), words.reasons(ranks[0])
+    facts = m.Facts(found) if found else None
+    why = m.Facts(reasons, on="page") if reasons else None
+    return m.section("Also", facts, why) if found or reasons else None

@@ -14,12 +14,8 @@ from ratchet.trace.read.columns import PLATFORMS
 if TYPE_CHECKING:
     from ratchet.trace.advice import Finding
     from ratchet.trace.analysis import Identity
-    from ratchet.trace.answers.collectives import Bubble, CollectiveRow
-    from ratchet.trace.answers.compiled import Compiled, Recompute
-    from ratchet.trace.answers.idle import LaunchCost
-    from ratchet.trace.answers.memory import MemoryUse
-    from ratchet.trace.answers.queues import QueueRow
-    from ratchet.trace.answers.report import CarriedIn, Report
+    from ratchet.trace.answers.collectives import CollectiveRow
+    from ratchet.trace.answers.report import Report
     from ratchet.trace.answers.roofline import RooflineRow
     from ratchet.trace.compare import Diff
 
@@ -82,24 +78,20 @@ def headline(found: Report | Ranks) -> str:
     """Return the identity in one sentence, the largest part first."""
     window, parts = found.identity.window, found.identity.times
     ranks = f" over {len(found.reports)} ranks" if isinstance(found, Ranks) else ""
-    said = {
-        "compute": "compute",
+    names = PARTS | {
         "exposed_communication": "communication that nothing hides",
         "exposed_copy": "copies",
-        "idle": "idle",
     }
     clauses = [
-        f"{share_of(time, window)} is {said[name]}"
+        f"{share_of(time, window)} is {names[name]}"
         for name, time in sorted(parts.items(), key=lambda item: -item[1])
         if time
     ]
     if not clauses:
         return "Nothing ran in this window."
-    return f"Of {show_ns(window)}{ranks}, {_joined(clauses)}."
-
-
-def _joined(clauses: Sequence[str]) -> str:
-    return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+    *most, last = clauses
+    said = f"{', '.join(most)} and {last}" if most else last
+    return f"Of {show_ns(window)}{ranks}, {said}."
 
 
 def part_means(document: Report) -> dict[str, str]:
@@ -203,86 +195,50 @@ def communication_rows(collectives: Iterable[CollectiveRow]) -> list[Communicati
 
 def facts(document: Report) -> list[tuple[str, str]]:
     """Return one line each on launches, memory, recompute, torch.compile, the bubble and more."""
-    unlinked = sum(row.unlinked for row in document.kernels)
-    found = {
-        "launches": _launch_words(document.launches),
-        "full queue": _queue_words(document.queues),
-        "memory": _memory_words(document.memory),
-        "recompute": _recompute_words(document.recompute),
-        "torch.compile": _compile_words(document.compiled),
-        "pipeline": _bubble_words(document.bubble),
-        "carried in": _carried_words(document.carried_in),
-        "unlinked": f"{unlinked:,} pieces of work that no CPU op launched" if unlinked else "",
-    }
-    return [(name, words) for name, words in found.items() if words]
-
-
-def _queue_words(queues: Sequence[QueueRow]) -> str:
-    full = sum(row.full for row in queues)
-    if not full:
-        return ""
-    return (
-        f"{show_ns(full)} with {queues[0].limit:,} or more pieces of work waiting on a stream, "
-        f"{show_ns(sum(row.blocked for row in queues))} of it in a launching call"
-    )
-
-
-def _recompute_words(found: Recompute) -> str:
-    if not found.device:
-        return ""
-    return (
-        f"{show_ns(found.device)} ({show_share(found.share)} of linked device time) is "
-        "forward work that the backward repeats"
-    )
-
-
-def _bubble_words(found: Bubble | None) -> str:
-    if not found:
-        return ""
-    return (
-        f"{share_of(found.share, 1)} bubble: {show_ns(found.waiting)} waiting for a "
-        f"neighbour and {show_ns(found.idle)} idle"
-    )
-
-
-def _carried_words(found: CarriedIn) -> str:
-    if not found.count:
-        return ""
-    return (
-        f"{found.count:,} pieces of work ({show_ns(found.time)}) from before the recording "
-        "are outside the window"
-    )
-
-
-def _launch_words(found: LaunchCost) -> str:
-    if not found.count:
-        return ""
-    return (
-        f"{found.count:,}, {show_ns(found.cpu)} of CPU time; delay "
-        f"{show_ns(found.delay_median)} in the median, {show_ns(found.delay_90)} in the "
-        f"slowest tenth; {found.small:,} pieces of work are shorter than "
-        f"{show_ns(found.small_below)}"
-    )
-
-
-def _memory_words(found: MemoryUse | None) -> str:
-    if not found:
-        return ""
-    where = "" if found.on_device else " on the CPU"
-    return (
-        f"peak {show_bytes(found.peak_bytes)}{where}, {found.allocations:,} allocations, "
-        f"{show_bytes(found.churn_bytes)} allocated and freed again"
-    )
-
-
-def _compile_words(found: Compiled | None) -> str:
-    if not found or not (found.regions or found.graphs or found.compile_time):
-        return ""
-    return (
-        f"{found.regions} regions, {found.graphs} graphs, {found.graph_breaks} graph "
-        f"breaks, {found.recompilations} recompilations, {show_ns(found.compile_time)} in "
-        "compilation"
-    )
+    launches, memory, made = document.launches, document.memory, document.compiled
+    found: dict[str, str] = {}
+    if launches.count:
+        found["launches"] = (
+            f"{launches.count:,}, {show_ns(launches.cpu)} of CPU time; delay "
+            f"{show_ns(launches.delay_median)} in the median, {show_ns(launches.delay_90)} in the "
+            f"slowest tenth; {launches.small:,} pieces of work are shorter than "
+            f"{show_ns(launches.small_below)}"
+        )
+    if full := sum(row.full for row in document.queues):
+        found["full queue"] = (
+            f"{show_ns(full)} with {document.queues[0].limit:,} or more pieces of work waiting on "
+            f"a stream, {show_ns(sum(row.blocked for row in document.queues))} of it in a "
+            "launching call"
+        )
+    if memory:
+        where = "" if memory.on_device else " on the CPU"
+        found["memory"] = (
+            f"peak {show_bytes(memory.peak_bytes)}{where}, {memory.allocations:,} allocations, "
+            f"{show_bytes(memory.churn_bytes)} allocated and freed again"
+        )
+    if document.recompute.device:
+        found["recompute"] = (
+            f"{show_ns(document.recompute.device)} ({show_share(document.recompute.share)} of "
+            "linked device time) is forward work that the backward repeats"
+        )
+    if made and (made.regions or made.graphs or made.compile_time):
+        found["torch.compile"] = (
+            f"{made.regions} regions, {made.graphs} graphs, {made.graph_breaks} graph breaks, "
+            f"{made.recompilations} recompilations, {show_ns(made.compile_time)} in compilation"
+        )
+    if bubble := document.bubble:
+        found["pipeline"] = (
+            f"{share_of(bubble.share, 1)} bubble: {show_ns(bubble.waiting)} waiting for a "
+            f"neighbour and {show_ns(bubble.idle)} idle"
+        )
+    if document.carried_in.count:
+        found["carried in"] = (
+            f"{document.carried_in.count:,} pieces of work ({show_ns(document.carried_in.time)}) "
+            "from before the recording are outside the window"
+        )
+    if unlinked := sum(row.unlinked for row in document.kernels):
+        found["unlinked"] = f"{unlinked:,} pieces of work that no CPU op launched"
+    return list(found.items())
 
 
 def advice_words(finding: Finding, window_ns: int) -> str:
