@@ -113,7 +113,8 @@ def tokens_of(text: str, vocabulary: int, cache: Path | None = None) -> Tokens:
     import tokenizers
 
     folder = cache or cache_folder("text")
-    key = f"{_text_key(text)}-{vocabulary}-tokenizers{tokenizers.__version__}"
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    key = f"{digest}-{vocabulary}-tokenizers{tokenizers.__version__}"
     seal = folder / f"{key}.sha256"
     found = _cached_tokens(folder, seal)
     if found is not None:
@@ -121,10 +122,6 @@ def tokens_of(text: str, vocabulary: int, cache: Path | None = None) -> Tokens:
     tokens = _encode(_train(text, vocabulary), text, vocabulary)
     _store(folder, seal, tokens)
     return tokens
-
-
-def _text_key(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _chunks(text: str) -> Iterator[str]:

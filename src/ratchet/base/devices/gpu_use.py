@@ -23,6 +23,7 @@ BUSY_SHARE: Final = 0.1
 NVML: Final = "libnvidia-ml.so.1"
 MOST_PROCESSES: Final = 64
 UNKNOWN_BYTES: Final = 2**64 - 1
+"""NVML_VALUE_NOT_AVAILABLE: the driver cannot tell what a process holds."""
 SYSTEM = Path("/sys")
 
 
@@ -143,15 +144,11 @@ def _of_nvml(address: str) -> tuple[float | None, dict[int, int] | None]:
         unlisted = library.nvmlDeviceGetComputeRunningProcesses_v3(
             handle, ctypes.byref(count), found
         )
-        held_by = None if unlisted else {one.pid: _known(one.used) for one in found[: count.value]}
+        told = () if unlisted else found[: count.value]
+        held_by = {one.pid: one.used if one.used != UNKNOWN_BYTES else 0 for one in told}
     except (OSError, AttributeError):  # no such library, or an older one
         return None, None
-    return busy, held_by
-
-
-def _known(held_bytes: int) -> int:
-    """Return the bytes that NVML tells; 0 where it cannot (NVML_VALUE_NOT_AVAILABLE)."""
-    return 0 if held_bytes == UNKNOWN_BYTES else held_bytes
+    return busy, None if unlisted else held_by
 
 
 def _of_amdgpu(address: str, location: int) -> tuple[float | None, dict[int, int] | None]:

@@ -264,9 +264,9 @@ def _series(one: Observation) -> tuple[str, ...]:
     return one.benchmark, one.metric, one.device
 
 
-def _figure(one: Observation) -> _Figure:
+def _figure(revision: str, committed_at: str, value: float | None) -> _Figure:
     # SQLite keeps NaN, which equals nothing, as NULL.
-    return one.revision, one.committed_at, None if math.isnan(one.value) else one.value
+    return revision, committed_at, None if value is None or math.isnan(value) else value
 
 
 def _is_new(
@@ -284,15 +284,12 @@ def _is_new(
             table.c.metric == one.metric,
             table.c.device == one.device,
         )
-        there[series] = {_held(*row) for row in connection.execute(query)}
-    figure, figures = _figure(one), there[series]
+        there[series] = {_figure(*row) for row in connection.execute(query)}
+    figure = _figure(one.revision, one.committed_at, one.value)
+    figures = there[series]
     is_new = figure not in figures
     figures.add(figure)
     return is_new
-
-
-def _held(revision: str, committed_at: str, value: float | None) -> _Figure:
-    return revision, committed_at, None if value is None or math.isnan(value) else value
 
 
 def _once(rows: Iterable[Observation]) -> Iterator[Observation]:
@@ -301,7 +298,7 @@ def _once(rows: Iterable[Observation]) -> Iterator[Observation]:
     for one in rows:
         if one.committed_at != time:
             time, seen = one.committed_at, set()
-        identity = (*_series(one), *_figure(one))
+        identity = (*_series(one), *_figure(one.revision, one.committed_at, one.value))
         if identity not in seen:
             seen.add(identity)
             yield one

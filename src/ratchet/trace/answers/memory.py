@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ratchet.trace.analysis.intervals import union
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.read.columns import Int64, Kind, Trace
+from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 Category = Literal["forward", "backward", "optimizer", "before the recording", "other"]
+_OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)")
 POINTS = 500
 """A report keeps this many samples of the timeline."""
 
@@ -94,25 +95,20 @@ def _at(
 
 def _phase(time: Int64, trace: Trace, links: Links) -> list[Category]:
     """Return the phase that the CPU was in at each time."""
-    end = trace.end
-    backward = np.flatnonzero(links.backward & (trace.kind == Kind.OP))
-    optimizer = np.array(
-        [s.startswith(("Optimizer.step", "Optimizer.zero_grad")) for s in trace.strings], dtype=bool
-    )[trace.text]
+    is_op = trace.kind == Kind.OP
+    optimizer = trace.named(_OPTIMIZER)[trace.text]
     optimizer &= np.isin(trace.kind, (Kind.OP, Kind.ANNOTATION))
-    forward = np.flatnonzero((trace.kind == Kind.OP) & ~links.backward)
-    inside_optimizer = _inside(time, trace.start, end, np.flatnonzero(optimizer))
-    inside_backward = _inside(time, trace.start, end, backward)
-    inside_forward = _inside(time, trace.start, end, forward)
-    names: list[Category] = []
-    for o, b, f in zip(inside_optimizer, inside_backward, inside_forward, strict=True):
-        names.append("optimizer" if o else "backward" if b else "forward" if f else "other")
+    phases: tuple[tuple[Category, Bool], ...] = (
+        ("optimizer", optimizer),
+        ("backward", is_op & links.backward),
+        ("forward", is_op & ~links.backward),
+    )
+    names: list[Category] = ["other"] * time.size
+    for name, chosen in reversed(phases):  # the first that applies is written last
+        spans = union(trace.start[chosen], trace.end[chosen])
+        for at in np.flatnonzero(spans.covered(time, time + 1)).tolist():
+            names[at] = name
     return names
-
-
-def _inside(time: Int64, start: Int64, end: Int64, rows: NDArray[np.intp]) -> list[bool]:
-    spans = union(start[rows], end[rows])
-    return [bool(x) for x in spans.before(time + 1) - spans.before(time)]
 
 
 def _thin(time: Int64, level: Int64) -> tuple[tuple[int, int], ...]:
