@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.case import Scale
 from ratchet.judge.problems.problem import JUDGED_AT, LARGEST_FIRST, Problem, Tier
-from ratchet.judge.terms import Scale, Terms, parse_threads
+from ratchet.judge.terms import Terms, parse_threads
 
 if TYPE_CHECKING:
     from ratchet.judge.problems.problem_file import Describe

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, SupportsFloat, TypedDict, Unpack, cast, get_args
+from typing import Any, Final, SupportsFloat, TypedDict, Unpack, cast, get_args
 
 import msgspec
 
@@ -15,11 +15,10 @@ from ratchet.base import VERSION
 from ratchet.base.errors import RatchetError
 from ratchet.base.show.words import parse_duration_s
 from ratchet.judge.kernels.kernel import TARGETS, Kernel, Language
-from ratchet.judge.problems.case import Task, Tier
+from ratchet.judge.problems.case import Scale, Task, Tier
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.verdict import Status, Verdict
 
-Scale = float | Literal["auto", "emulated"] | None
 SHORTEST_LIMIT_S = 1.0
 LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
 """Languages that can be judged."""

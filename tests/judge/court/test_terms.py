@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
-from ratchet.judge.terms import Terms, answers, trial_of
+import ratchet
+from ratchet.judge.terms import Options, Terms, answers, trial_of
 from ratchet.judge.verdict import Verdict
 
 ASKED = Terms(target="gfx942", compared=True)
@@ -56,3 +58,11 @@ def test_a_longer_limit_asks_again_only_after_a_timeout() -> None:
 def test_what_was_left_open_is_asked_again() -> None:
     assert not said("unmeasured", Terms(), Terms())
     assert not said("correct", Terms(), Terms(), not_timed="the machine was too noisy")
+
+
+def test_the_call_shows_every_option() -> None:
+    shown = inspect.signature(ratchet.judge).parameters
+    assert [*shown] == ["kernel", "problem", "threads", *Options.__annotations__]
+    defaults = {name: shown[name].default for name in Options.__annotations__}
+    assert Terms.of(**defaults) == Terms()
+    assert shown["time_limit_s"].annotation == "float | str"

@@ -387,9 +387,10 @@ def open_court(ledger: str | None, fleet: str = "local", *, device: str = "auto"
         check_kernels()
         return Court(ledger)
     check_ledger(fleet, ledger)
-    from ratchet.judge.court.ray_fleet import on_ray
+    from ratchet.judge.court.ray_cluster import RayCluster
+    from ratchet.judge.court.ray_fleet import ClusterFleet
 
-    machines = on_ray(fleet, device=device)
+    machines = ClusterFleet(RayCluster(fleet, device=device))
     try:
         return Court(ledger, fleet=machines)
     except BaseException:

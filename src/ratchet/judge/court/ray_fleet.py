@@ -143,7 +143,14 @@ class ClusterFleet:
         for place, data in self._spread.run(orders):
             kernel = kernels[place]
             if data is None:
-                verdict = _unmeasured(kernel, problem_hash)
+                verdict = Verdict(
+                    status="unmeasured",
+                    reason=LOST,
+                    isolation="none",
+                    environment={"judge": revision()},
+                    kernel_hash=kernel.hash,
+                    problem_hash=problem_hash,
+                )
             else:
                 verdict = msgspec.convert(self._reply(data).verdict, Verdict)
             if (verdict.kernel_hash, verdict.problem_hash) != (kernel.hash, problem_hash):
@@ -164,11 +171,6 @@ class ClusterFleet:
         return reply
 
 
-def on_ray(address: str, *, device: str) -> ClusterFleet:
-    """Return the fleet of a Ray cluster: `ray` for the one at hand, or `ray://HOST:PORT`."""
-    return ClusterFleet(RayCluster(address, device=device))
-
-
 def _version_fault(facts: SeatFacts) -> str:
     """Return why a machine's judge is not this one; empty if it is."""
     if facts.ratchet != VERSION:
@@ -182,14 +184,3 @@ def _version_fault(facts: SeatFacts) -> str:
             "install the same code on every machine"
         )
     return ""
-
-
-def _unmeasured(kernel: Kernel, problem_hash: str) -> Verdict:
-    return Verdict(
-        status="unmeasured",
-        reason=LOST,
-        isolation="none",
-        environment={"judge": revision()},
-        kernel_hash=kernel.hash,
-        problem_hash=problem_hash,
-    )

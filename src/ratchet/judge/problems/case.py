@@ -82,6 +82,8 @@ BYTE_RANGES: Final = {"int8": (-128.0, 127.0), "uint8": (0.0, 255.0), "bool": (0
 LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 
 Tier = Literal["ci", "cpu", "gpu"]
+Scale = float | Literal["auto", "emulated"] | None
+"""Shrinks a problem in KernelBench's form: to this machine, to its emulator, or by a factor."""
 Task = Literal["own", "any"]
 """`own`: the work must run in the kernel's own code, not in a library."""
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ratchet.judge.problems.model_file import ModelFile
+
 __all__ = [
     "DISTRIBUTIONS",
     "JUDGED_AT",
@@ -146,20 +148,15 @@ class Problem:
 
     def load_reference(self) -> Reference:
         """Return the reference function; a KernelError if the module or function is missing."""
-        if self.model is not None:
-            from ratchet.judge.problems.model_file import model_of
-
-            return model_of(self.text, self.model).reference
+        if (file := self._model_file()) is not None:
+            return file.reference
         found: Reference = self._function(self.reference)
         return found
 
     def load_timed(self) -> Reference:
         """Return the reference as it is timed: a model alone, called like a `ModelNew`."""
-        if self.model is None:
-            return self.load_reference()
-        from ratchet.judge.problems.model_file import model_of
-
-        return model_of(self.text, self.model).timed()
+        file = self._model_file()
+        return self.load_reference() if file is None else file.timed()
 
     def compile_reference(self) -> Reference:
         """Return the reference under torch.compile's default mode; the first call compiles."""
@@ -167,12 +164,17 @@ class Problem:
         import torch._inductor.config
 
         torch._inductor.config.compile_threads = 1  # the judge must be able to stop the family
-        if self.model is not None:
-            from ratchet.judge.problems.model_file import model_of
-
-            return model_of(self.text, self.model).compiled()
+        if (file := self._model_file()) is not None:
+            return file.compiled()
         compiled: Reference = torch.compile(self.load_reference())
         return compiled
+
+    def _model_file(self) -> ModelFile | None:
+        if self.model is None:
+            return None
+        from ratchet.judge.problems.model_file import model_of
+
+        return model_of(self.text, self.model)
 
     def _function(self, name: str) -> Callable[..., Any]:
         if not self.text:
@@ -193,10 +195,8 @@ class Problem:
 
         A model's file draws its own on the machine's cores.
         """
-        if self.model is not None:
-            from ratchet.judge.problems.model_file import model_of
-
-            return model_of(self.text, self.model).draw(case, seed)
+        if (file := self._model_file()) is not None:
+            return file.draw(case, seed)
         from ratchet.judge.problems.inputs import build
 
         return build(case.inputs, seed, device)

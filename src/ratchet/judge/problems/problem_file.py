@@ -41,7 +41,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Literal, TextIO
+from typing import Final, TextIO
 
 from ratchet.base import files
 from ratchet.base.errors import KernelError
@@ -49,9 +49,9 @@ from ratchet.base.process import WALL_FACTOR, watchdog
 from ratchet.base.process.channel import Message
 from ratchet.judge.problems import file_keeper
 from ratchet.judge.problems.card import ProblemCard, card_of
+from ratchet.judge.problems.case import Scale
 from ratchet.judge.problems.problem import JUDGED_AT, Problem, Tier
 
-Scale = float | Literal["auto", "emulated"] | None
 MAX_SOURCE_BYTES: Final = 4 << 20
 LOADING_LIMIT_S: Final = 180.0
 """The default."""

@@ -22,7 +22,7 @@ def main() -> None:
     The forks know the version then.
     """
     with contextlib.suppress(CompilerMissing, OSError):
-        cpp.headers_key((), cpp.find_compiler())
+        cpp.cache_key(cpp.find_compiler())
     serve_enclosed(_work)
 
 

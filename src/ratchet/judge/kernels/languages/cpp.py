@@ -45,26 +45,19 @@ _MACRO_WORD: Final = re.compile(r"[A-Za-z0-9_]+")
 def find_compiler() -> Path:
     """Return the compiler: RATCHET_CXX, CXX, g++, clang++ or c++; else raise CompilerMissing."""
     for variable in ("RATCHET_CXX", "CXX"):
-        asked = os.environ.get(variable, "").strip()
-        if asked:
-            return _asked_compiler(variable, asked)
+        if asked := os.environ.get(variable, "").strip():
+            if found := shutil.which(asked):
+                return Path(found)
+            raise CompilerMissing(
+                f"{variable}={asked} is no program on this machine: correct or unset {variable}"
+            )
     for name in _COMPILERS:
-        found = shutil.which(name)
-        if found:
+        if found := shutil.which(name):
             return Path(found)
     raise CompilerMissing(
         "no C++ compiler found (looked for g++, clang++, c++): install one, for example the "
         "package g++, or set RATCHET_CXX to its path"
     )
-
-
-def _asked_compiler(variable: str, asked: str) -> Path:
-    found = shutil.which(asked)
-    if found is None:
-        raise CompilerMissing(
-            f"{variable}={asked} is no program on this machine: correct or unset {variable}"
-        )
-    return Path(found)
 
 
 def macros(kernel: Kernel) -> tuple[str, ...]:
@@ -104,7 +97,9 @@ def compile_kernel(
     compiler = find_compiler()
     options = (*flags, *macros(kernel))
     folder = cache if cache is not None else cache_folder("kernels")
-    target = folder / f"{_cache_key(kernel, compiler, options)}.so"
+    header = (HEADERS / "ratchet_abi.h").read_text(encoding="utf-8")
+    key = cache_key(compiler, kernel.build_hash, *options, header)
+    target = folder / f"{key}.so"
     if not _is_intact(target):
         before = ("-include", str(included)) if included is not None else ()
         _build(kernel, compiler, (*options, *before), target, limit_s)
@@ -128,16 +123,10 @@ def load(path: Path, entry: str) -> Entry:
     return cast(Entry, function)
 
 
-def _cache_key(kernel: Kernel, compiler: Path, options: tuple[str, ...]) -> str:
-    header = (HEADERS / "ratchet_abi.h").read_text(encoding="utf-8")
-    parts = (kernel.build_hash, _compiler_identity(compiler), _cpu_identity(), *options, header)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
-
-
-def headers_key(names: tuple[str, ...], compiler: Path) -> str:
-    """Return a name for precompiled headers from everything that they depend on."""
-    parts = (_compiler_identity(compiler), _cpu_identity(), *FLAGS, *names)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:40]
+def cache_key(compiler: Path, *parts: str) -> str:
+    """Return a name for what a compiler makes of some texts on this CPU."""
+    every = (_compiler_identity(compiler), _cpu_identity(), *parts)
+    return hashlib.sha256("\0".join(every).encode()).hexdigest()[:40]
 
 
 def is_gcc(compiler: Path) -> bool:
@@ -170,13 +159,9 @@ def _cpu_identity() -> str:
     return "\n".join(line for line in first.splitlines() if line.split("\t", 1)[0] in kept)
 
 
-def _digest_path(target: Path) -> Path:
-    return target.with_suffix(".sha256")
-
-
 def _is_intact(target: Path) -> bool:
     try:
-        expected = _digest_path(target).read_text(encoding="ascii").strip()
+        expected = target.with_suffix(".sha256").read_text(encoding="ascii").strip()
         return hashlib.sha256(target.read_bytes()).hexdigest() == expected
     except (OSError, UnicodeDecodeError):
         return False
@@ -206,7 +191,7 @@ def _keep(library: Path, target: Path) -> None:
     digest = library.with_suffix(".sha256")
     digest.write_text(hashlib.sha256(library.read_bytes()).hexdigest(), encoding="ascii")
     os.replace(library, target)
-    os.replace(digest, _digest_path(target))
+    os.replace(digest, target.with_suffix(".sha256"))
 
 
 def _run_compiler(kernel: Kernel, command: list[str], limit_s: float) -> None:
@@ -295,7 +280,7 @@ class PrecompiledHeaders:
             return None
         try:
             compiler = find_compiler()
-            key = headers_key(names, compiler)
+            key = cache_key(compiler, *FLAGS, *names)
             folder = (self._folder or cache_folder("kernels") / "headers") / key
             if (folder / f"{NAME}.gch").is_file():
                 return folder
@@ -314,17 +299,13 @@ class PrecompiledHeaders:
 def leading_headers(source: str) -> tuple[str, ...]:
     """Return the standard headers that a source includes before anything else."""
     names: list[str] = []
-    for line in _COMMENT.sub(_as_lines, source).splitlines():
+    for line in _COMMENT.sub(lambda one: "\n" * one[0].count("\n"), source).splitlines():
         found = _INCLUDE.fullmatch(line)
         if found is not None and found[1] in KNOWN and not line.endswith("\\"):
             names.append(found[1])
         elif line.endswith("\\") or (line.strip() and not line.lstrip().startswith("//")):
             break
     return tuple(dict.fromkeys(names))
-
-
-def _as_lines(comment: re.Match[str]) -> str:
-    return "\n" * comment[0].count("\n")
 
 
 def _precompile(names: tuple[str, ...], compiler: Path, folder: Path) -> None:
