@@ -128,33 +128,9 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
-    from ratchet.scale.plan.ask import PlanRequest, planned, saved
-    from ratchet.scale.plan.show import (
-        check_layouts_file,
-        files_of,
-        plan_document,
-        plan_report,
-        saved_document,
-        saved_report,
-        write_layouts,
-    )
+    from ratchet.scale.plan import ask, show
 
-    if measured:
-        from ratchet.scale.plan.calibrate import checked_here
-        from ratchet.scale.plan.show import checked_plan_document, checked_plan_report
-
-        if model is None or cluster is not None:
-            raise PlanError(
-                "--measured checks plans of a workload on this machine: give its name, such as "
-                "llama-60m, and no --cluster"
-            )
-        checked = checked_here(model, ledger=ledger)
-        if as_json:
-            print_json(checked_plan_document(checked))
-        else:
-            print_result(checked_plan_report(checked))
-        return
-    request = PlanRequest(
+    request = ask.PlanRequest(
         model=model,
         cluster=cluster,
         batch=batch,
@@ -170,34 +146,33 @@ def plan(
         tokens=tokens,
         price=price,
     )
-    if savings is not None:
-        found = saved(savings, fleet, price)
-        if as_json:
-            print_json(saved_document(found))
-        else:
-            print_result(saved_report(found))
-        return
-    if days is not None:
-        from ratchet.scale.plan.ask import trainable_within
-        from ratchet.scale.plan.show import trainables_document, trainables_report
+    if measured:
+        from ratchet.scale.plan.calibrate import checked_here
 
-        trainables = trainable_within(request, days, tokens_per_parameter)
-        if as_json:
-            print_json(trainables_document(trainables))
-        else:
-            print_result(trainables_report(trainables))
-        return
-    if layouts is not None:
-        check_layouts_file(layouts)
-    answer = planned(request)
-    if layouts is not None:
-        write_layouts(answer, layouts)
-    if out is not None:
-        from ratchet.scale.plan.show import write_plan
-
-        write_plan(answer, out)
-    if as_json:
-        print_json(plan_document(answer))
+        if model is None or cluster is not None:
+            raise PlanError(
+                "--measured checks plans of a workload on this machine: give its name, such as "
+                "llama-60m, and no --cluster"
+            )
+        checked = checked_here(model, ledger=ledger)
+        document, report = show.checked_plan_document(checked), show.checked_plan_report(checked)
+    elif savings is not None:
+        found = ask.saved(savings, fleet, price)
+        document, report = show.saved_document(found), show.saved_report(found)
+    elif days is not None:
+        largest = ask.trainable_within(request, days, tokens_per_parameter)
+        document, report = show.trainables_document(largest), show.trainables_report(largest)
     else:
-        written = files_of(out) + ([str(layouts)] if layouts else [])
-        print_result(plan_report(answer, written))
+        if layouts is not None:
+            show.check_layouts_file(layouts)
+        answer = ask.planned(request)
+        if layouts is not None:
+            show.write_layouts(answer, layouts)
+        if out is not None:
+            show.write_plan(answer, out)
+        written = show.files_of(out) + ([str(layouts)] if layouts else [])
+        document, report = show.plan_document(answer), show.plan_report(answer, written)
+    if as_json:
+        print_json(document)
+    else:
+        print_result(report)

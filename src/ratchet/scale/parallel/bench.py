@@ -13,14 +13,14 @@ import msgspec
 from ratchet.base import git, scratch
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
-from ratchet.base.ledger.books import Observation, ObservationBook
-from ratchet.base.ledger.connect import utc_now
+from ratchet.base.ledger.books import ObservationBook
 from ratchet.scale.parallel.launch import Communication, communication_of, run_ranks
 from ratchet.scale.parallel.rank import (
     WARMUP_STEPS,
     RankRequest,
     RankResult,
 )
+from ratchet.train.turn.bench import Figure, observed
 from ratchet.train.workloads.bench import spread_of
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.parallel import ParallelLayout
@@ -106,29 +106,13 @@ def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -
     with Ledger.open(ledger) as book:
         here = book.here(probe(device))
         book.remember(BENCHED, f"{result.workload} {result.layout}", document, fingerprint=here)
-        ObservationBook(book).record(
-            [
-                Observation(
-                    benchmark=f"{result.workload} ({result.layout})",
-                    metric=metric,
-                    unit=unit,
-                    better="lower",
-                    revision=commit.revision,
-                    committed_at=commit.committed_at or utc_now(),
-                    value=float(value),
-                    low=low,
-                    high=high,
-                    device=here["device"],
-                    software=here["software"],
-                    source="bench",
-                )
-                for metric, unit, value, low, high in (
-                    ("step_time_s", "s", result.step_time_s, result.low_s, result.high_s),
-                    ("peak_memory_bytes", "B", result.peak_memory_bytes, None, None),
-                    ("exposed_communication_s", "s", result.exposed_communication_s, None, None),
-                )
-            ]
-        )
+        figures: list[Figure] = [
+            ("step_time_s", "s", result.step_time_s, result.low_s, result.high_s),
+            ("peak_memory_bytes", "B", result.peak_memory_bytes, None, None),
+            ("exposed_communication_s", "s", result.exposed_communication_s, None, None),
+        ]
+        name = f"{result.workload} ({result.layout})"
+        ObservationBook(book).record(observed(name, figures, commit, here))
     return document
 
 
@@ -168,15 +152,12 @@ def _figures(
         exposed_communication_s=max(one.exposed_s for one in talk),
         threads=first.threads,
         loss=first.arms[ARM].losses[WARMUP_STEPS + asked.rounds - 1],
-        ranks=tuple(
-            _of_rank(one, times_s, own_talk)
-            for one, times_s, own_talk in zip(found, own, talk, strict=True)
-        ),
+        ranks=tuple(_of_rank(*one) for one in zip(found, talk, strict=True)),
     )
 
 
-def _of_rank(one: RankResult, times_s: Sequence[float], talk: Communication) -> RankBench:
-    low_s, middle_s, high_s = spread_of(times_s)
+def _of_rank(one: RankResult, talk: Communication) -> RankBench:
+    low_s, middle_s, high_s = spread_of(one.arms[ARM].times_s)
     return RankBench(
         rank=one.rank,
         host=one.host,

@@ -281,7 +281,10 @@ def checked_here(model: str, *, device: str = "auto", ledger: str | None = None)
 def check(shape: Shape, rows: Sequence[ParallelBench], here: Device) -> CheckedPlan:
     """Predict measured layouts; PlanError if fewer than three of them can be planned."""
     left_out = {one.layout: why for one in rows if (why := _why_not(parse_parallel(one.layout)))}
-    known = sorted((one for one in rows if one.layout not in left_out), key=_exposed_share)
+    known = sorted(
+        (one for one in rows if one.layout not in left_out),
+        key=lambda one: (one.world > 1, one.exposed_communication_s / one.step_time_s),
+    )
     if len(known) < LEAST_ROWS:
         raise PlanError(
             f"this machine's ledger holds {len(known)} layouts of {shape.name} that a plan knows, "
@@ -316,10 +319,6 @@ def _why_not(layout: ParallelLayout) -> str:
     return "a plan has no zero-bubble schedule" if layout.schedule == "zero-bubble" else ""
 
 
-def _exposed_share(one: ParallelBench) -> tuple[bool, float]:
-    return one.world > 1, one.exposed_communication_s / one.step_time_s
-
-
 def _cluster_of(
     shape: Shape, here: Device, least: ParallelBench, most: ParallelBench
 ) -> tuple[PlannedCluster, float]:
@@ -345,10 +344,15 @@ def _cluster_of(
         collective=1.0,
     )
     own_s = least.step_time_s - least.exposed_communication_s
+
+    def computing_s(tried: PlannedCluster) -> float:
+        told = _predicted(shape, tried, least)
+        return float(told.times.total[0]) - _exposed_s(told)
+
     for _ in range(2):  # the first guess of the links changes the rate of products, and back
         cluster = _fitted(
             partial(_with_rate, cluster, flops),
-            lambda one: _computing_s(_predicted(shape, one, least)) - own_s,
+            lambda one: computing_s(one) - own_s,
         )
         cluster = _fitted(
             partial(_with_link, cluster, link),
@@ -411,7 +415,3 @@ def _exposed_s(told: Evaluated) -> float:
     times = told.times
     parts = (times.tensor, times.context, times.experts, times.data, times.pipeline, times.bubble)
     return float(sum(part[0] for part in parts))
-
-
-def _computing_s(told: Evaluated) -> float:
-    return float(told.times.total[0]) - _exposed_s(told)

@@ -185,20 +185,17 @@ def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
                 dp = cluster.world // (tp * pp * cp)
                 if asked.batch % dp:
                     continue
-                for ep in _expert_degrees(shape, dp):
+                experts = _divisors(shape.experts, dp) if shape.experts else [1]
+                for ep in (one for one in experts if dp % one == 0):
                     yield from _choices(asked, dp, tp, pp, cp, ep)
-
-
-def _expert_degrees(shape: Shape, dp: int) -> list[int]:
-    if not shape.experts:
-        return [1]
-    return [ep for ep in _divisors(shape.experts, dp) if dp % ep == 0]
 
 
 def _choices(asked: PlanQuestion, dp: int, tp: int, pp: int, cp: int, ep: int) -> Iterator[Layouts]:
     own = asked.batch // dp
     micro = [one for one in asked.micro_batches if one <= own and own % one == 0]
-    chunks = [one for one in CHUNKS if _may_chunk(asked.shape.layers, pp, one)]
+    chunks = [
+        one for one in CHUNKS if one == 1 or (pp > 1 and asked.shape.layers % (pp * one) == 0)
+    ]
     # A data-parallel group of one rank shards nothing.
     sharding = [SHARDINGS.index(one) for one in asked.shardings] if dp * cp > 1 else [0]
     precisions = [PRECISIONS.index(one) for one in asked.precisions]
@@ -227,10 +224,6 @@ def _choices(asked: PlanQuestion, dp: int, tp: int, pp: int, cp: int, ep: int) -
         checkpointing=checkpointing[good],
         precision=precision[good],
     )
-
-
-def _may_chunk(layers: int, pp: int, chunks: int) -> bool:
-    return chunks == 1 or (pp > 1 and layers % (pp * chunks) == 0)
 
 
 def _divisors(number: int, most: int) -> list[int]:

@@ -137,7 +137,9 @@ def compile(
         _warn(what)
     config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
     config.enter()
-    _warn_of_environment(config)
+    for name, value in config.variables().items():
+        if os.environ.get(name) != value:
+            _warn(f"start the script with {name}={value}: the recipe was proven with this setting")
     if loaded.parallel is not None:
         for what in tuned_ranks(trained, loaded.parallel):
             _warn(f"the recipe also has {what}: set it in the script")
@@ -145,7 +147,9 @@ def compile(
         for one in optimizers:
             install_update(one, config)
         call = compile_module(step, config, device.kind)
-        _take_up(optimizer)
+        if getattr(optimizer, "scaler", None) is not None and isinstance(optimizer, Optimizer):
+            # accelerate's wrapper with a GradScaler keeps the step of its `prepare` until told.
+            optimizer.__setstate__({})
         if optimizers and (config.compile_mode is not None or config.precision in AUTOCAST):
             _expect_run(call, optimizers[0], type(step).__name__)
         return step
@@ -180,12 +184,6 @@ def _expect_run(call: ModuleCall, optimizer: Optimizer, name: str) -> None:
             )
 
     optimizer.register_step_post_hook(after_step)  # torch walks through its hooks: it stays
-
-
-def _take_up(optimizer: object) -> None:
-    """Show accelerate's wrapper the new step: with a GradScaler, it keeps the one of `prepare`."""
-    if getattr(optimizer, "scaler", None) is not None and isinstance(optimizer, Optimizer):
-        optimizer.__setstate__({})
 
 
 def _device_here(recipe: Recipe, model: nn.Module, *, strict: bool) -> Device | None:
@@ -245,12 +243,6 @@ def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepCon
     for name, why in left_out.items():
         _warn(f"{name} is not installed: {why}")
     return msgspec.structs.replace(config, **{name: default_of(name) for name in left_out})
-
-
-def _warn_of_environment(config: StepConfig) -> None:
-    for name, value in config.variables().items():
-        if os.environ.get(name) != value:
-            _warn(f"start the script with {name}={value}: the recipe was proven with this setting")
 
 
 def _warn(what: str) -> None:

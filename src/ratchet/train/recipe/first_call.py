@@ -95,7 +95,14 @@ def watch(
     seen.changing = [
         block
         for block, own in zip(blocks, kept, strict=True)
-        if kept_state(block) != own or _has_hooks(block)
+        # A hook of the block itself runs outside of it.
+        if kept_state(block) != own
+        or any(
+            getattr(module, name)
+            for module in block.modules()
+            for name in HOOKS
+            if module is not block
+        )
     ]
     return result, seen
 
@@ -122,7 +129,9 @@ def _backwards(seen: Seen) -> Iterator[None]:
         *others: object,
         **named: object,
     ) -> Any:
-        if threading.get_ident() == mine and not seen.in_backward and not _is_traced():
+        # torch.compile differentiates what it traces.
+        traced = torch._guards.TracingContext.try_get() is not None
+        if threading.get_ident() == mine and not seen.in_backward and not traced:
             seen.backwards += 1
             seen.twice |= create_graph
             seen.keeps_graph |= keep_graph
@@ -194,11 +203,6 @@ def _modules(seen: Seen) -> Iterator[None]:
         nn.Module.__call__ = real  # type: ignore[method-assign]
 
 
-def _is_traced() -> bool:
-    """Return True while torch.compile traces; it differentiates what it traces."""
-    return torch._guards.TracingContext.try_get() is not None
-
-
 def _random_state() -> list[bytes]:
     states = [torch.get_rng_state()]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -217,12 +221,6 @@ def kept_state(block: nn.Module) -> list[object]:
             elif isinstance(value, list):
                 found.append((name, len(value)))
     return found
-
-
-def _has_hooks(block: nn.Module) -> bool:
-    """Return True if a module within the block has forward hooks; its own run outside of it."""
-    inner = [module for module in block.modules() if module is not block]
-    return any(getattr(module, name) for module in inner for name in HOOKS)
 
 
 # Watch how a script differentiates a model, in the step before the model is compiled.

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, CodeType, FunctionType, MethodType, SimpleNamespace
+from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,15 +167,8 @@ def _cells(function: FunctionType) -> Iterator[Variable]:
             cell.cell_contents  # noqa: B018  # empty until the variable is set
         except ValueError:
             continue
-        yield Variable(name, functools.partial(_of_cell, cell), functools.partial(_to_cell, cell))
-
-
-def _of_cell(cell: CellType) -> object:
-    return cell.cell_contents
-
-
-def _to_cell(cell: CellType, value: object) -> None:
-    cell.cell_contents = value
+        read = functools.partial(getattr, cell, "cell_contents")
+        yield Variable(name, read, functools.partial(setattr, cell, "cell_contents"))
 
 
 def _globals(function: FunctionType) -> Iterator[Variable]:
@@ -246,7 +239,7 @@ class Snapshot:
         self.refused = ""
         """The parts that cannot be put back, as a clause; empty if everything can."""
         self.random_states = of_random_states()
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
         self._known: set[int] = set()
         self._keep("model", model)
         for optimizer in optimizers:
@@ -275,7 +268,7 @@ class Snapshot:
         elif isinstance(value, Optimizer):
             self._undo.append(partial(_put_optimizer, value, _state_of(value)))
         elif isinstance(value, torch.Generator):
-            self._undo.append(partial(_put_generator, value, value.get_state()))
+            self._undo.append(partial(value.set_state, value.get_state()))
         elif isinstance(value, random.Random):
             self._undo.append(partial(value.setstate, value.getstate()))
         elif isinstance(value, np.random.Generator):
@@ -288,7 +281,7 @@ class Snapshot:
             self._undo.append(partial(_refill, value, dict(value)))
             self._keep_inside(name, value.items())
         elif isinstance(value, list | deque):
-            self._undo.append(partial(_put_list, value, list(value)))
+            self._undo += [value.clear, partial(value.extend, list(value))]
             self._keep_inside(name, enumerate(value))
         elif isinstance(value, tuple):
             self._keep_inside(name, enumerate(value))
@@ -404,18 +397,9 @@ def _put_parameter(place: Tensor, kept: Tensor, grad: Tensor | None) -> None:
     place.grad = None if grad is None else grad.clone()
 
 
-def _put_generator(place: torch.Generator, kept: Tensor) -> None:
-    place.set_state(kept)
-
-
 def _refill(place: dict[Any, Any] | set[Any], kept: Any) -> None:
     place.clear()
     place.update(kept)
-
-
-def _put_list(place: list[object] | deque[object], kept: list[object]) -> None:
-    place.clear()
-    place.extend(kept)
 
 
 RAISED = (RuntimeError, TypeError, AssertionError)
@@ -432,7 +416,8 @@ class Marks:
         numbers: Callable[[], object] = lambda: None,
     ) -> None:
         """Mark the state of modules and optimizers; `numbers` reads the numbers beside them."""
-        held = _each_once([*_of_modules(modules), *_of_optimizers(optimizers)])
+        own = [one for module in modules for one in (*module.parameters(), *module.buffers())]
+        held = list({id(one): one for one in (*own, *_of_optimizers(optimizers))}.values())
         self._versions = [(one, one._version) for one in held if not one.is_inference()]
         self._gradients = [_Gradient(one) for one in held if one.is_leaf]
         self._numbers, self._before = numbers, numbers()
@@ -456,12 +441,6 @@ class Marks:
         return True
 
 
-def _of_modules(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    for module in modules:
-        yield from module.parameters()
-        yield from module.buffers()
-
-
 def _of_optimizers(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -469,10 +448,6 @@ def _of_optimizers(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
         for state in optimizer.state.values():
             if isinstance(state, dict):
                 yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def _each_once(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({id(one): one for one in tensors}.values())
 
 
 class _Gradient:

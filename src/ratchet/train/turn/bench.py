@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from ratchet.base import git
 from ratchet.base.devices.gpu_use import warnings_of
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
-from ratchet.base.ledger.books import Better, Observation, ObservationBook
+from ratchet.base.ledger.books import Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
 from ratchet.base.ledger.schema import Fingerprint
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
@@ -88,28 +88,31 @@ def bench_all(
                 commit=commit.revision,
             )
             book.remember("bench", workload, asdict(result), fingerprint=fingerprint)
-            ObservationBook(book).record(_observed(workload, result, commit, fingerprint))
+            figures: list[Figure] = [
+                ("step_time_s", "s", result.step_time_s, result.low_s, result.high_s),
+                ("first_step_s", "s", result.first_step_s, None, None),
+                ("peak_memory_bytes", "B", result.peak_memory_bytes, None, None),
+            ]
+            name = f"{workload} ({result.device}, {result.precision})"
+            ObservationBook(book).record(observed(name, figures, commit, fingerprint))
             results.append(result)
     return results
 
 
-def _observed(
-    workload: str, result: BenchResult, commit: git.CommitStamp, here: Fingerprint
+Figure = tuple[str, str, float, float | None, float | None]
+"""A metric's name, unit, value and the ends of its interval, if it has one; less is better."""
+
+
+def observed(
+    benchmark: str, figures: Iterable[Figure], commit: git.CommitStamp, here: Fingerprint
 ) -> list[Observation]:
-    """Return the figures of a result that `ratchet history` follows over commits."""
-    name = f"{workload} ({result.device}, {result.precision})"
-    ends = (result.low_s, result.high_s)
-    rows: list[tuple[str, str, Better, float, tuple[float | None, float | None]]] = [
-        ("step_time_s", "s", "lower", result.step_time_s, ends),
-        ("first_step_s", "s", "lower", result.first_step_s, (None, None)),
-        ("peak_memory_bytes", "B", "lower", result.peak_memory_bytes, (None, None)),
-    ]
+    """Return the figures of a bench that `ratchet history` follows over commits."""
     return [
         Observation(
-            benchmark=name,
+            benchmark=benchmark,
             metric=metric,
             unit=unit,
-            better=better,
+            better="lower",
             revision=commit.revision,
             committed_at=commit.committed_at or utc_now(),
             value=float(value),
@@ -119,5 +122,5 @@ def _observed(
             software=here["software"],
             source="bench",
         )
-        for metric, unit, better, value, (low, high) in rows
+        for metric, unit, value, low, high in figures
     ]

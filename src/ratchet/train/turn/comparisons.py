@@ -34,6 +34,7 @@ from ratchet.base.show.words import (
     show_time,
 )
 from ratchet.train.turn.optimize_result import (
+    COMPARED,
     ArmResult,
     Change,
     CompileCost,
@@ -51,12 +52,6 @@ AGAINST = {
     "vs_compile": "torch.compile's best",
     "vs_compile_same_arithmetic": "torch.compile's best in the same arithmetic",
 }
-COMPARED = {
-    "vs_written": ("as_written", "ratchet"),
-    "vs_compile": ("best_compile", "ratchet"),
-    "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
-}
-"""The two arms behind each comparison."""
 DECIDED = ("faster", "slower")
 DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
 """A step's interval at least this wide, and this many times the ratio's, is reported as drift."""

@@ -23,6 +23,7 @@ from ratchet.train.recipe.recipe import Candidate, ModelSignature, Recipe
 from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import ChosenRecipe, Found, roles
 from ratchet.train.turn.optimize_result import (
+    COMPARED,
     ArmResult,
     BudgetUse,
     CompileCost,
@@ -42,12 +43,6 @@ from ratchet.train.turn.state import Turn
 from ratchet.train.workloads.config import gemm_dtype
 from ratchet.train.workloads.parallel import TunedLayout
 
-COMPARED = {
-    "vs_written": ("as_written", "ratchet"),
-    "vs_compile": ("best_compile", "ratchet"),
-    "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
-}
-"""The two roles behind each comparison."""
 TITLES = {
     "as_written": "as written",
     "best_compile": "torch.compile's best",

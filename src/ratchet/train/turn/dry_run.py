@@ -87,7 +87,12 @@ def step_on(turn: Turn, target: str) -> TargetStep:
         sites=tuple(sites(candidate)),
         candidate=candidate,
     )
-    _warn_of_memory(turn, step)
+    needed, has = step.facts.peak_memory_bytes, step.situation.memory_bytes
+    if step.device is not None and needed > has:
+        turn.warn(
+            f"the step as written needs at least {needed / 2**30:.0f} GiB, and {step.device_name} "
+            f"has {has / 2**30:.0f} GiB: give a smaller --batch-size"
+        )
     return step
 
 
@@ -141,15 +146,6 @@ def _situation_on(target: str, device: CatalogueDevice | None, here: Situation) 
     )
 
 
-def _warn_of_memory(turn: Turn, step: TargetStep) -> None:
-    needed, has = step.facts.peak_memory_bytes, step.situation.memory_bytes
-    if step.device is not None and needed > has:
-        turn.warn(
-            f"the step as written needs at least {needed / 2**30:.0f} GiB, and {step.device_name} "
-            f"has {has / 2**30:.0f} GiB: give a smaller --batch-size"
-        )
-
-
 # Lower bounds on the calls of a step's kernels on a GPU that is not here, by its paper figures.
 #
 # A call reads its inputs once, writes its outputs once and does the operations of its products;
@@ -197,7 +193,13 @@ def sites_of_entries(
         if site.pattern == "adamw":  # a verdict is at a few of the shapes, a step updates all
             shapes = replace(shapes, parameters=tuple(site.shapes.values()))
         for problem in LIBRARY[site.pattern].problems(shapes):
-            if _is_called(site, problem.name):
+            # A norm with a residual has entries of its own.
+            ops = [
+                one
+                for one in (site.pattern, f"add_{site.pattern}")
+                if problem.name.startswith(f"{one}_")
+            ]
+            if not ops or site.kernel in ops:
                 case = next(one for one in problem.cases if one.timed)
                 work = _work_of(problem, case.inputs, case.scalars)
                 if work is not None:
@@ -205,12 +207,6 @@ def sites_of_entries(
                 one = TargetSite(shapes=site.shapes, calls=site.count)
                 found.setdefault(problem.name, []).append(bounded(one, work, device))
     return found
-
-
-def _is_called(site: CapturedSite, entry: str) -> bool:
-    """Return whether a site calls an entry: a norm with a residual has entries of its own."""
-    ops = [one for one in (site.pattern, f"add_{site.pattern}") if entry.startswith(f"{one}_")]
-    return not ops or site.kernel in ops
 
 
 def _seen(site: CapturedSite) -> float:
@@ -385,10 +381,11 @@ def dry_run(
     with opened(settings, listener) as turn:
         there = None if target is None else step_on(turn, target)
         facts = describe(turn) if there is None else there.facts
+        called = {one.pattern for one in there.sites} if there is not None else set(LIBRARY)
         levers, skipped = applicable(
             chosen_levers(settings),
             situation_of(turn.device, turn.ceilings, facts) if there is None else there.situation,
-            refused_kernels={} if there is None else _without_site(there),
+            refused_kernels={name: NO_SITE for name in LIBRARY if name not in called},
             keep_arithmetic=settings.keep_precision,
         )
         found = DryRun(workload=facts, levers=tuple(levers), skipped=tuple(skipped))
@@ -405,12 +402,6 @@ def dry_run(
                 kernels=kernels,
             )
         return replace(found, warnings=tuple(turn.warnings))
-
-
-def _without_site(step: TargetStep) -> dict[str, str]:
-    """Return the library's kernels that the step never calls, with the reason."""
-    called = {one.pattern for one in step.sites}
-    return {name: NO_SITE for name in LIBRARY if name not in called}
 
 
 def _shown_sites(step: TargetStep, settings: Settings) -> tuple[CapturedSite, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,6 +14,12 @@ Decision = Literal["kept", "dropped", "refused", "not_applicable", "not_tried"]
 RecipeIs = Literal["proven", "rival", "as_written"]
 Basis = Literal["alone", "bundle", "rival"]
 ArmKey = Literal["as_written", "best_compile", "best_compile_same", "same_arithmetic", "ratchet"]
+COMPARED: Final[dict[str, tuple[ArmKey, ArmKey]]] = {
+    "vs_written": ("as_written", "ratchet"),
+    "vs_compile": ("best_compile", "ratchet"),
+    "vs_compile_same_arithmetic": ("best_compile_same", "same_arithmetic"),
+}
+"""The two arms behind each comparison."""
 
 
 class _Result(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

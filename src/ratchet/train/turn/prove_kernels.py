@@ -91,7 +91,8 @@ def prove_kernels(
     """
     precision = step.config.precision
     if turn.without_kernels:
-        return _none(precision, turn.without_kernels)
+        reasons = dict.fromkeys(LIBRARY, turn.without_kernels)
+        return ProvenKernels(proven={}, refused={precision: reasons}, verdicts=())
     trials = KernelTrials(turn=turn, wanted=tuple(name for name in wanted if name not in too_small))
     trials.refused[precision] = {name: too_small[name] for name in wanted if name in too_small}
     try:
@@ -100,11 +101,6 @@ def prove_kernels(
         trials.refused[precision] |= dict.fromkeys(trials.wanted, NO_TIME)
     said = tuple(trials.verdicts)
     return ProvenKernels(proven=trials.proven, refused=trials.refused, verdicts=said)
-
-
-def _none(precision: str, reason: str) -> ProvenKernels:
-    refused = {precision: dict.fromkeys(LIBRARY, reason)}
-    return ProvenKernels(proven={}, refused=refused, verdicts=())
 
 
 def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[CapturedSite]:

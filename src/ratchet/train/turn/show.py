@@ -43,7 +43,7 @@ from ratchet.train.turn.comparisons import (
     losses_plot,
     rival_words,
 )
-from ratchet.train.turn.optimize_result import Change, OptimizeResult, StepLimit, StepProfile
+from ratchet.train.turn.optimize_result import OptimizeResult, StepLimit, StepProfile
 
 if TYPE_CHECKING:
     from ratchet.train.graph.scope import CapturedSite
@@ -293,29 +293,31 @@ def _decided(result: OptimizeResult, decision: str, title: str) -> m.ReportSecti
         nothing = decision == "kept"
         return m.section(title, "Nothing: no change was proven to help.") if nothing else None
     columns = [
-        m.name("change", _change_name),
-        m.number("effect", lambda change: _gave(change, result)),
+        m.name(
+            "change",
+            lambda one: (
+                (one.name, m.Span(" changes the arithmetic", "note"))
+                if one.changes_arithmetic
+                else one.name
+            ),
+        ),
+        m.number(
+            "effect",
+            lambda one: m.Span(
+                change_gave(one),
+                "" if is_decided(one.ratio, one.low, one.high, result.floor) else "soft",
+            ),
+        ),
         m.why("why", "reason"),
-        m.why("expected effect, and source", _expected, on="page"),
+        m.why(
+            "expected effect, and source",
+            lambda one: "; ".join(filter(None, (one.expected, one.source))),
+            on="page",
+        ),
     ]
     if decision != "kept" and all(change.ratio is None for change in own):
         del columns[1]
     return m.section(title, m.ResultTable(columns, own, look="changes"))
-
-
-def _change_name(change: Change) -> m.Inline:
-    if not change.changes_arithmetic:
-        return change.name
-    return change.name, m.Span(" changes the arithmetic", "note")
-
-
-def _gave(change: Change, result: OptimizeResult) -> m.Span:
-    decided = is_decided(change.ratio, change.low, change.high, result.floor)
-    return m.Span(change_gave(change), "" if decided else "soft")
-
-
-def _expected(change: Change) -> str:
-    return "; ".join(part for part in (change.expected, change.source) if part)
 
 
 def changed_settings(result: OptimizeResult) -> list[tuple[str, str, str]]:
