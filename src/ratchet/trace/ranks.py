@@ -55,11 +55,6 @@ Key = tuple[str, str, str]
 """Operation, process group and kernel name, which all runs of a collective share."""
 
 
-def is_on_host(key: Key) -> bool:
-    """Return True for a collective of a CPU backend."""
-    return key[2].startswith(_ON_HOST)
-
-
 def runs_by_key(rows: Sequence[CollectiveRow], epoch: int) -> dict[Key, list[Run]]:
     """Return one rank's runs of each sort of collective, in order of time."""
     found: dict[Key, list[Run]] = {}
@@ -236,7 +231,9 @@ def across(reports: dict[int, Report]) -> Ranks:
         of_key = {rank: own.get(key, []) for rank, own in runs.items()}
         known += max(map(len, of_key.values()))
         if len(reports) > 1:
-            pairs.setdefault(key[:2], []).extend(paired(of_key, on_host=is_on_host(key)))
+            pairs.setdefault(key[:2], []).extend(
+                paired(of_key, on_host=key[2].startswith(_ON_HOST))
+            )
     shared = [
         _shared(operation, group, index, of)
         for (operation, group), found in pairs.items()
