@@ -56,7 +56,7 @@ def outcome(path: Path) -> dict[str, Any] | str:
 def plainly(path: Path, patch: pytest.MonkeyPatch) -> dict[str, Any] | str:
     """In one go, every event by the struct that takes any."""
     with patch.context() as context:
-        context.setattr(shares, "_cores", lambda: 1)
+        context.setattr(shares, "usable_cpus", lambda: range(1))
         context.setattr(stream, "_decoded", msgspec.json.Decoder(list[Event]).decode)
         return outcome(path)
 
@@ -87,7 +87,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Shares of any size, by as many as the most; blocks of a few events."""
     monkeypatch.setattr(shares, "SMALLEST", 600)
     monkeypatch.setattr(shares, "_START", 100)
-    monkeypatch.setattr(shares, "_cores", lambda: 4)
+    monkeypatch.setattr(shares, "usable_cpus", lambda: range(4))
     monkeypatch.setattr(stream, "BLOCK", 1000)
     return monkeypatch
 
@@ -170,7 +170,7 @@ def test_other_processes_give_the_same(tmp_path: Path, monkeypatch: pytest.Monke
     expected = plainly(path, monkeypatch)
     monkeypatch.setattr(shares, "SMALLEST", 4 << 20)
     monkeypatch.setattr(shares, "_START", 1 << 20)
-    monkeypatch.setattr(shares, "_cores", lambda: 2)
+    monkeypatch.setattr(shares, "usable_cpus", lambda: range(2))
     gathered = shares.gather_shared(path)
     assert gathered is not None and gathered.gatherer.count > 20_000
     assert outcome(path) == expected

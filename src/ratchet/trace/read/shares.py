@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import msgspec
 
+from ratchet.base.devices.cpuinfo import usable_cpus
 from ratchet.base.errors import TraceError
 from ratchet.base.process import watchdog
 from ratchet.trace.read.gather import Gatherer
@@ -116,7 +117,7 @@ def _bounds(path: Path) -> list[int]:
     """Return where the shares after the first begin; none if the file is best read in one go."""
     try:
         size = path.stat().st_size
-        count = min(_cores(), size // SMALLEST, _MOST)
+        count = min(len(usable_cpus()), size // SMALLEST, _MOST)
         if count < 2 or not sys.executable:
             return []
         with path.open("rb") as file:
@@ -125,22 +126,16 @@ def _bounds(path: Path) -> list[int]:
                 return []
             between = re.compile(rb"\}\s*,\s*(?=\{\s*" + re.escape(first[1]) + rb")")
             bounds = []
-            each = (size - _START) // count
             for number in range(1, count):
-                file.seek(_START + number * each)
+                start = _START + number * ((size - _START) // count)
+                file.seek(start)
                 cut = between.search(file.read(_WINDOW))
                 if cut is None:
                     return []
-                bounds.append(_START + number * each + cut.end())
+                bounds.append(start + cut.end())
             return bounds
     except OSError:
         return []
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _start(path: Path, begin: int, end: int | None) -> subprocess.Popen[bytes]:
