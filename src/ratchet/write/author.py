@@ -20,8 +20,6 @@ Stage = Literal["screened", "judged"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A kernel that an author wants judged."""
-
     kernel: Kernel
     author: str
     parents: tuple[str, ...] = ()
@@ -64,7 +62,6 @@ class Answer(Proposal):
 
     @staticmethod
     def by_screening(proposal: Proposal, said: Screening, **others: Any) -> Answer:
-        """Return a proposal with what a screening said of it."""
         return Answer(
             **_words_of(proposal),
             stage="screened",
@@ -81,7 +78,6 @@ class Answer(Proposal):
 
     @staticmethod
     def by_verdict(proposal: Proposal, verdict: Verdict, *, after_s: float = 0.0) -> Answer:
-        """Return a proposal with the verdict on it."""
         ratio = verdict.speedup.vs_reference
         failed = (one for one in verdict.evidence if one.passed is False)
         return Answer(

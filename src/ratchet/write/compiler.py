@@ -29,7 +29,7 @@ INDUCTOR: Final = "torch._inductor.config"
 DEFAULT: Final = "torch.compile"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class OptionSet:
     """Inductor options that are tried together."""
 
@@ -53,119 +53,98 @@ _LONG = ("norm", "softmax", "gelu", "rope", "attention", "loss", "t20 =")
 t0, t1 and so on."""
 
 CPP: Final = (
-    OptionSet(options={}, why="Inductor's defaults"),
+    OptionSet({}, "Inductor's defaults"),
     OptionSet(
-        options={"cpp_wrapper": True, "size_asserts": False},
-        why="the calling code in C++, without assertions on sizes",
+        {"cpp_wrapper": True, "size_asserts": False},
+        "the calling code in C++, without assertions on sizes",
     ),
     OptionSet(
-        options={"cpp.enable_floating_point_contract_flag": "fast"},
-        why="multiplications and additions fused by the C++ compiler",
+        {"cpp.enable_floating_point_contract_flag": "fast"},
+        "multiplications and additions fused by the C++ compiler",
     ),
-    OptionSet(options={"cpp.enable_tiling_heuristics": False}, why="tiles without the heuristic"),
-    OptionSet(options={"cpp.simdlen": 256}, why="vectors of 256 bits"),
+    OptionSet({"cpp.enable_tiling_heuristics": False}, "tiles without the heuristic"),
+    OptionSet({"cpp.simdlen": 256}, "vectors of 256 bits"),
     OptionSet(
-        options={"cpp.fallback_scatter_reduce_sum": False},
-        why="scattered sums in generated code, by atomics",
-        words=_SCATTERS,
-    ),
-    OptionSet(
-        options={"cpp.enable_unsafe_math_opt_flag": True},
-        why="sums reassociated by the C++ compiler",
-        words=_SUMS,
+        {"cpp.fallback_scatter_reduce_sum": False},
+        "scattered sums in generated code, by atomics",
+        _SCATTERS,
     ),
     OptionSet(
-        options={
+        {"cpp.enable_unsafe_math_opt_flag": True}, "sums reassociated by the C++ compiler", _SUMS
+    ),
+    OptionSet(
+        {
             "realize_reads_threshold": 64,
             "realize_cpu_opcount_threshold": 512,
             "realize_cpu_acc_reads_threshold": 128,
         },
-        why="recompute rather than store",
-        words=_LONG,
+        "recompute rather than store",
+        _LONG,
     ),
     OptionSet(
-        options={"max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"},
-        why="products autotuned, with C++ templates where their form allows it",
-        words=_PRODUCTS,
+        {"max_autotune": True, "max_autotune_gemm_backends": "ATEN,CPP"},
+        "products autotuned, with C++ templates where their form allows it",
+        _PRODUCTS,
     ),
-    OptionSet(options={"cpp.use_decompose_tanh": True}, why="tanh by exp", words=("tanh", "gelu")),
-    OptionSet(options={"cpp.min_chunk_size": 4096}, why="fewer threads for short loops"),
-    OptionSet(options={"aggressive_fusion": True}, why="fusion without common reads"),
+    OptionSet({"cpp.use_decompose_tanh": True}, "tanh by exp", ("tanh", "gelu")),
+    OptionSet({"cpp.min_chunk_size": 4096}, "fewer threads for short loops"),
+    OptionSet({"aggressive_fusion": True}, "fusion without common reads"),
     OptionSet(
-        options={"max_fusion_size": 256, "cpp.max_horizontal_fusion_size": 64},
-        why="larger fused kernels",
-        words=_LONG,
+        {"max_fusion_size": 256, "cpp.max_horizontal_fusion_size": 64},
+        "larger fused kernels",
+        _LONG,
     ),
-    OptionSet(options={"max_fusion_size": 8}, why="smaller fused kernels", words=_LONG),
-    OptionSet(options={"epilogue_fusion": False}, why="no epilogues", words=_PRODUCTS),
-    OptionSet(options={"split_reductions": False}, why="reductions in one piece", words=_SUMS),
-    OptionSet(options={"cpp.enable_loop_tail_vec": False}, why="scalar ends of loops"),
-    OptionSet(
-        options={"loop_ordering_after_fusion": True}, why="loops ordered after fusion", words=_LONG
-    ),
-    OptionSet(options={"unroll_reductions_threshold": 64}, why="short sums unrolled", words=_SUMS),
-    OptionSet(options={"pattern_matcher": False}, why="no pattern rewrites", words=_PRODUCTS),
-    OptionSet(options={"cpp.simdlen": 1}, why="no explicit vectors"),
+    OptionSet({"max_fusion_size": 8}, "smaller fused kernels", _LONG),
+    OptionSet({"epilogue_fusion": False}, "no epilogues", _PRODUCTS),
+    OptionSet({"split_reductions": False}, "reductions in one piece", _SUMS),
+    OptionSet({"cpp.enable_loop_tail_vec": False}, "scalar ends of loops"),
+    OptionSet({"loop_ordering_after_fusion": True}, "loops ordered after fusion", _LONG),
+    OptionSet({"unroll_reductions_threshold": 64}, "short sums unrolled", _SUMS),
+    OptionSet({"pattern_matcher": False}, "no pattern rewrites", _PRODUCTS),
+    OptionSet({"cpp.simdlen": 1}, "no explicit vectors"),
 )
 TRITON: Final = (
-    OptionSet(options={}, why="Inductor's defaults"),
+    OptionSet({}, "Inductor's defaults"),
     OptionSet(
-        options={"max_autotune": True, "coordinate_descent_tuning": True},
-        why="max-autotune without CUDA graphs",
+        {"max_autotune": True, "coordinate_descent_tuning": True},
+        "max-autotune without CUDA graphs",
     ),
-    OptionSet(options={"coordinate_descent_tuning": True}, why="block sizes by descent"),
-    OptionSet(options={"max_autotune_pointwise": True}, why="pointwise kernels autotuned"),
+    OptionSet({"coordinate_descent_tuning": True}, "block sizes by descent"),
+    OptionSet({"max_autotune_pointwise": True}, "pointwise kernels autotuned"),
+    OptionSet({"triton.multi_kernel": 1}, "the faster of persistent and looped reductions", _SUMS),
+    OptionSet({"triton.persistent_reductions": False}, "looped reductions", _SUMS),
     OptionSet(
-        options={"triton.multi_kernel": 1},
-        why="the faster of persistent and looped reductions",
-        words=_SUMS,
+        {"triton.cooperative_reductions": True}, "one reduction over several programs", _SUMS
     ),
+    OptionSet({"split_reductions": False}, "reductions in one piece", _SUMS),
     OptionSet(
-        options={"triton.persistent_reductions": False}, why="looped reductions", words=_SUMS
+        {"triton.mix_order_reduction": True}, "row and column reductions in one kernel", _SUMS
     ),
+    OptionSet({"triton.prefer_nd_tiling": True, "triton.max_tiles": 3}, "tiles of n axes"),
+    OptionSet({"benchmark_fusion": True}, "fusions kept only if they are faster"),
+    OptionSet({"use_fast_math": True}, "fast approximations"),
+    OptionSet({"loop_ordering_after_fusion": True}, "loops ordered after fusion"),
+    OptionSet({"combo_kernels": True}, "independent kernels in one launch"),
+    OptionSet({"aggressive_fusion": True}, "fusion without common reads"),
+    OptionSet({"epilogue_fusion": False}, "no epilogues", _PRODUCTS),
     OptionSet(
-        options={"triton.cooperative_reductions": True},
-        why="one reduction over several programs",
-        words=_SUMS,
-    ),
-    OptionSet(options={"split_reductions": False}, why="reductions in one piece", words=_SUMS),
-    OptionSet(
-        options={"triton.mix_order_reduction": True},
-        why="row and column reductions in one kernel",
-        words=_SUMS,
-    ),
-    OptionSet(
-        options={"triton.prefer_nd_tiling": True, "triton.max_tiles": 3},
-        why="tiles of n axes",
-    ),
-    OptionSet(options={"benchmark_fusion": True}, why="fusions kept only if they are faster"),
-    OptionSet(options={"use_fast_math": True}, why="fast approximations"),
-    OptionSet(options={"loop_ordering_after_fusion": True}, why="loops ordered after fusion"),
-    OptionSet(options={"combo_kernels": True}, why="independent kernels in one launch"),
-    OptionSet(options={"aggressive_fusion": True}, why="fusion without common reads"),
-    OptionSet(options={"epilogue_fusion": False}, why="no epilogues", words=_PRODUCTS),
-    OptionSet(
-        options={
+        {
             "max_autotune": True,
             "max_autotune_gemm_search_space": "EXHAUSTIVE",
             "max_autotune_gemm_backends": "TRITON,ATEN",
         },
-        why="products autotuned over every configuration",
-        words=_PRODUCTS,
+        "products autotuned over every configuration",
+        _PRODUCTS,
     ),
 )
 ROCM: Final = (
     *TRITON[:2],
     OptionSet(
-        options={"max_autotune": True, "max_autotune_gemm_backends": "TRITON"},
-        why="products in Triton, over waves_per_eu, matrix_instr_nonkdim and kpack",
-        words=_PRODUCTS,
+        {"max_autotune": True, "max_autotune_gemm_backends": "TRITON"},
+        "products in Triton, over waves_per_eu, matrix_instr_nonkdim and kpack",
+        _PRODUCTS,
     ),
-    OptionSet(
-        options={"triton.spill_threshold": 64},
-        why="spilling configurations kept",
-        words=_LONG,
-    ),
+    OptionSet({"triton.spill_threshold": 64}, "spilling configurations kept", _LONG),
     *TRITON[2:],
 )
 SETS: Final[Mapping[Backend, tuple[OptionSet, ...]]] = {"cpp": CPP, "triton": TRITON, "rocm": ROCM}
@@ -241,7 +220,7 @@ def _combined(progress: Progress, backend: Backend) -> Iterable[OptionSet]:
         return []
     first, second = (sets[one] for one in better[:2])
     options = {**second.options, **first.options}
-    return [OptionSet(options=options, why=f"{first.why}; {second.why}")]
+    return [OptionSet(options, f"{first.why}; {second.why}")]
 
 
 def compiled_kernel(problem: Problem, options: Mapping[str, Option]) -> Kernel:

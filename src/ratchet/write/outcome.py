@@ -67,7 +67,6 @@ class Writing:
     """One problem's run, with all that its result tells."""
 
     problem: Problem
-    problem_hash: str
     request: WritingRequest
     court: Court
     command: str
@@ -92,7 +91,7 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
     return WritingResult(
         run=state.run_id,
         problem=state.problem.name,
-        problem_hash=state.problem_hash,
+        problem_hash=state.problem.hash,
         running=running,
         status="none" if best is None else best.status,
         best=best,
@@ -184,25 +183,10 @@ def failed_result(
 ) -> WritingResult:
     """Return the result on a problem that no kernel can be written for, with the reason."""
     return WritingResult(
-        run="",
         problem=problem.name,
         problem_hash=problem.hash,
-        running=False,
-        status="none",
-        best=None,
-        stopped=None,
         budget_s=request.budget_s,
-        spent_s=0.0,
-        screened=0,
-        judged=0,
         planned_verdicts=planned_verdicts(request.budget_s),
-        floor_s=None,
-        authors=(),
-        rows=(),
-        sources={},
-        device={},
-        versions={},
         command=command,
-        started_at="",
         notes=(why,),
     )

@@ -64,8 +64,6 @@ class Roster:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """The facts of a run that its authors need."""
-
     run: str
     problem: Problem
     request: WritingRequest

@@ -114,7 +114,8 @@ STOPPED: Final[Mapping[str, str]] = {
 }
 ESTIMATE: Final = (
     "Screened speed-ups are estimates. The best of many estimates is too high, so the kernel that "
-    "was chosen is timed again by a verdict of its own, and only that figure is a result."
+    "was chosen is timed again by a verdict of its own, with new processes and new values. Only "
+    "that figure is a result."
 )
 UNTIMED: Final = (
     "This kernel was not timed: there is no GPU here. Right kernels were ranked by their static "
@@ -155,6 +156,8 @@ def render_write_page(result: WritingResult) -> str:
 def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultReport:
     best = result.best
     reloads = f"The run is going on. This page reloads itself every {RELOAD_S} seconds."
+    judged = counted(result.judged, "verdict")
+    level = f"{judged}; the level pays for {result.planned_verdicts}"
     static = static_section(result.static)
     run = [("run", m.Span(result.run or "-", "code"))]
     return m.ResultReport(
@@ -169,7 +172,7 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
             ),
             *(sentence(one) for one in result.notes),
             m.Words(reloads, "warning", on="page") if result.running else None,
-            m.Tiles([*_speedups(result), _screened(result)]),
+            m.Tiles([*_speedups(result), m.Tile(str(result.screened), "kernels screened", level)]),
         ),
         sections=m.blocks(
             _verdict(best) if best else None,
@@ -205,11 +208,6 @@ def _speedups(result: WritingResult) -> list[m.Tile]:
     return [m.Tile(f"no confirmed speed-up{yet}", "", said, "undecided")]
 
 
-def _screened(result: WritingResult) -> m.Tile:
-    said = f"{counted(result.judged, 'verdict')}; the level pays for {result.planned_verdicts}"
-    return m.Tile(str(result.screened), "kernels screened", said)
-
-
 def _verdict(best: WrittenKernel) -> m.ReportSection:
     known = recalled_words(best.judged_at) if best.recalled else ""
     return m.section(
@@ -231,11 +229,7 @@ def _progress(result: WritingResult) -> m.ReportSection | None:
         )
         if (plot := progress_plot(result, by_time=by_time))
     ]
-    said = m.note(
-        "Screened speed-ups are estimates, and the best of many is too high. The kernel that was "
-        "chosen is timed again by a verdict of its own: new processes, new values. Only that "
-        "figure is a result."
-    )
+    said = m.note(ESTIMATE)
     return m.section("Speed-up over the run", said, *plots, on="page") if plots else None
 
 
@@ -280,12 +274,14 @@ def _kernel(best: WrittenKernel) -> m.ReportSection:
 def _kernels(result: WritingResult) -> m.ReportSection | None:
     if not result.rows:
         return None
-    left_out = len(_newest(result.rows)) - MOST_ROWS
+    newest = _newest(result.rows).values()
+    kept = sorted(newest, key=lambda row: (row.stage == "judged", row.ratio or 0.0))[::-1]
+    left_out = len(kept) - MOST_ROWS
     more = f" {left_out} more are in result.json." if left_out > 0 else ""
     return m.section(
         "Kernels",
         m.note(f"Judged kernels first, then by their newest speed-up.{more}"),
-        m.ResultTable(KERNELS, _table_rows(result.rows), label="Every kernel"),
+        m.ResultTable(KERNELS, kept[:MOST_ROWS], label="Every kernel"),
         on="page",
     )
 
@@ -353,7 +349,8 @@ def progress_plot(result: WritingResult, *, by_time: bool) -> figures.Plot | Non
     timed = [row for row in result.rows if row.ratio is not None and row.ratio > 0]
     if not timed:
         return None
-    places = _places(result.rows, by_time=by_time)
+    pairs = enumerate(result.rows, start=1)
+    places = {id(row): row.after_s if by_time else float(number) for number, row in pairs}
     ends = [value for row in timed for value in _ends(row)]
     height = around([1.0, *ends], log=True)
     last = max(places.values(), default=1.0) if by_time else float(max(1, len(result.rows)))
@@ -403,9 +400,11 @@ def lineage(result: WritingResult) -> list[Answer]:
     Without a verdict yet, those of the kernel that was screened best.
     """
     rows = _newest(result.rows)
-    start = result.best.kernel_hash if result.best else _leader(result.rows)
+    timed = [row for row in result.rows if row.status == "screened" and row.ratio is not None]
+    leader = max(timed, key=lambda row: row.ratio or 0.0, default=None)
+    start = result.best or leader
     found: dict[str, None] = {}
-    waiting = [start] if start else []
+    waiting = [start.kernel_hash] if start else []
     while waiting:
         one = waiting.pop(0)
         if one in found or one not in rows:
@@ -416,27 +415,7 @@ def lineage(result: WritingResult) -> list[Answer]:
 
 
 def _newest(rows: Sequence[Answer]) -> dict[str, Answer]:
-    """Return each kernel's newest row."""
     return {row.kernel_hash: row for row in rows}
-
-
-def _leader(rows: Sequence[Answer]) -> str | None:
-    timed = [row for row in rows if row.status == "screened" and row.ratio is not None]
-    best = max(timed, key=lambda row: row.ratio or 0.0, default=None)
-    return None if best is None else best.kernel_hash
-
-
-def _table_rows(rows: Sequence[Answer]) -> list[Answer]:
-    """Return each kernel's newest row: judged kernels first, then by ratio."""
-    kept = sorted(_newest(rows).values(), key=lambda row: (row.stage == "judged", row.ratio or 0.0))
-    return kept[::-1][:MOST_ROWS]
-
-
-def _places(rows: Sequence[Answer], *, by_time: bool) -> dict[int, float]:
-    """Return where each row lies on the x axis."""
-    if by_time:
-        return {id(row): row.after_s for row in rows}
-    return {id(row): float(number) for number, row in enumerate(rows, start=1)}
 
 
 def _ends(row: Answer) -> tuple[float, ...]:
@@ -512,10 +491,7 @@ class WriteProgress(BudgetLine):
         for line in lines:
             said = f"{self._problem}: {line}" if self._problem else line
             self.keep(said, piped=f"[{time.monotonic() - self._began_s:5.0f} s] {said}")
-        self.spend(self._doing(event))
-
-    def _doing(self, event: RunEvent) -> str:
         so_far = f"{event.screened} screened"
         if event.best_ratio:
             so_far += f", best estimate {show_ratio(event.best_ratio)}"
-        return f"{self._problem}: {event.kind} {event.detail} ({so_far})".removeprefix(": ")
+        self.spend(f"{self._problem}: {event.kind} {event.detail} ({so_far})".removeprefix(": "))

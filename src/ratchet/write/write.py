@@ -57,7 +57,6 @@ def write(
     key = problem.hash
     state = Writing(
         problem=problem,
-        problem_hash=key,
         request=request,
         court=court,
         command=command,
@@ -110,7 +109,7 @@ def _run(
     target = target_for(request.language, request.target, on_gpu=on_gpu)
 
     def keep(answer: Answer) -> None:
-        book.add(run_id, answer, state.problem_hash)
+        book.add(run_id, answer, state.problem.hash)
 
     def recall(answer: Answer) -> JudgedKernel | None:
         """Return the verdict of an earlier part of this run, which is not given twice."""

@@ -22,8 +22,6 @@ Ended = Literal["", "finished", "interrupted", "failed"]
 
 
 class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options that a run was started with."""
-
     budget_s: float
     seed: int
     authors: tuple[str, ...]
@@ -33,8 +31,6 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritingRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, as the ledger holds it."""
-
     run: str
     """Its identity: 32 hex digits."""
     problem_hash: str
@@ -72,7 +68,6 @@ class WritingBook:
         ledger.append_writing_answer(run, row, fingerprint=self._here)
 
     def answers(self, run: str) -> list[Answer]:
-        """Return the answers of one run in their order."""
         found = []
         for row in self.ledger.writing_answers(run=run):
             kernel = self.kernel(row["kernel_hash"]).as_json()
@@ -147,12 +142,14 @@ class WritingBook:
         this problem comes first, then the one with the highest lower end. Only one is to be tried:
         the best of several verdicts looks faster than it is.
         """
-        found = [
-            (one == problem_hash, _low(verdict), kernel)
-            for one in self.ledger.proven_problems(self._here).get(name, ())
-            for kernel, verdict in self.proven(one)
-            if language in (None, kernel.language)
-        ]
+        found: list[tuple[bool, float, Kernel]] = []
+        for one in self.ledger.proven_problems(self._here).get(name, ()):
+            for kernel, verdict in self.proven(one):
+                ratio = (verdict.get("speedup") or {}).get("vs_reference")
+                if language in (None, kernel.language):
+                    found.append(
+                        (one == problem_hash, float(ratio["low"]) if ratio else 0.0, kernel)
+                    )
         return max(found, key=lambda one: one[:2])[2] if found else None
 
     def _runs(self, problem_hash: str | None = None) -> list[WritingRun]:
@@ -183,8 +180,3 @@ class WritingBook:
             payload=payload,
             fingerprint=self._here,
         )
-
-
-def _low(verdict: Payload) -> float:
-    ratio = (verdict.get("speedup") or {}).get("vs_reference")
-    return float(ratio["low"]) if ratio else 0.0

@@ -27,8 +27,6 @@ Stopped = Literal["budget", "floor", "no more proposals", "candidates", "recalle
 
 
 class AgentChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """The language model that the agent asks."""
-
     model: str = ""
     """Empty for no agent."""
     base_url: str = ""
@@ -43,8 +41,6 @@ class AgentChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WritingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to write kernels for a problem."""
-
     budget_s: float = 60.0
     seed: int = 0
     authors: tuple[str, ...] = ("library", "search", "compiler")
@@ -91,8 +87,6 @@ class WrittenKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuthorRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One author's part in a run."""
-
     name: str
     proposals: int
     right: int
@@ -103,32 +97,32 @@ class AuthorRow(msgspec.Struct, frozen=True, kw_only=True):
 class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     """A run on one problem, finished or going on: the document behind result.json and the page."""
 
-    run: str
+    run: str = ""
     problem: str
     problem_hash: str
-    running: bool
-    status: str
+    running: bool = False
+    status: str = "none"
     """The best kernel's: `proven`, `correct`, ...; `none` if no kernel is right."""
-    best: WrittenKernel | None
-    stopped: Stopped | None
+    best: WrittenKernel | None = None
+    stopped: Stopped | None = None
     """Why the search ended; None while it goes on."""
     budget_s: float
-    spent_s: float
-    screened: int
-    judged: int
+    spent_s: float = 0.0
+    screened: int = 0
+    judged: int = 0
     """Verdicts that were given in this run."""
     planned_verdicts: int
     """Verdicts with a time that may count: the level of each pays for all of them."""
-    floor_s: float | None
+    floor_s: float | None = None
     """Least time of the timed cases by the roofline; None if unknown."""
-    authors: tuple[AuthorRow, ...]
-    rows: tuple[Answer, ...]
-    sources: dict[str, str]
+    authors: tuple[AuthorRow, ...] = ()
+    rows: tuple[Answer, ...] = ()
+    sources: dict[str, str] = {}
     """Source of the kernels that the page shows, by hash."""
-    device: dict[str, object]
-    versions: dict[str, str]
+    device: dict[str, object] = {}
+    versions: dict[str, str] = {}
     command: str
-    started_at: str
+    started_at: str = ""
     notes: tuple[str, ...] = ()
     static: dict[str, Json] | None = None
     """The static profile of the best kernel on AMD targets, for Triton."""
@@ -136,12 +130,12 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> dict[str, object]:
         """Return dicts, lists, numbers and strings."""
         found: dict[str, object] = msgspec.to_builtins(
-            msgspec.structs.replace(self, rows=()), enc_hook=_as_document
+            msgspec.structs.replace(self, rows=()), enc_hook=_verdict_alone
         )
         return found | {"rows": [one.as_json() for one in self.rows]}
 
 
-def _as_document(verdict: Verdict) -> dict[str, object]:
+def _verdict_alone(verdict: Verdict) -> dict[str, object]:
     found = document_of(verdict)
     return {name: value for name, value in found.items() if name not in ("samples", "static")}
 

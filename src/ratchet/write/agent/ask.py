@@ -230,8 +230,6 @@ GRACE_S: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskTerms:
-    """The settings of a request to a model."""
-
     most_tokens: int = 16_384
     """Limit of one answer, thoughts included."""
     temperature: float = 0.8
@@ -243,8 +241,6 @@ class AskTerms:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """One question as it was asked, with its reply."""
-
     question: ChatRequest
     reply: Reply
     started_at: str

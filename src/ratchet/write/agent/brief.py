@@ -169,7 +169,6 @@ SHOWN: Final[Mapping[str, str]] = {
 
 
 def device_facts(device: Device) -> list[str]:
-    """Return the lines about a device of this machine."""
     vendor = "" if device.model.startswith(device.vendor) else f"{device.vendor} "
     lines = [f"{vendor}{device.model}, target {device.target}"]
     if device.kind == "cpu":
@@ -305,8 +304,6 @@ AMD_TARGET: Final = "gfx942"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """The terms of a run, for the sessions of all its problems."""
-
     run: str
     model: str
     language: Language

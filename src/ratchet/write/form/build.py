@@ -71,7 +71,6 @@ def cast(node: Node, dtype: str) -> Node:
 
 
 def expanded(node: Node, shape: Shape) -> Node:
-    """Return a node broadcast to a shape."""
     if node.shape == shape:
         return node
     if isinstance(node, Constant):
@@ -106,7 +105,6 @@ def mapped(op: str, *args: Node, dtype: str, inner: str | None = None) -> Node:
 
 
 def chosen(condition: Node, left: Node, right: Node, dtype: str) -> Node:
-    """Return `left` where the condition holds, else `right`."""
     shape = joint([condition.shape, left.shape, right.shape])
     given = (
         expanded(cast(condition, "bool"), shape),
@@ -161,7 +159,6 @@ def _group(old: list[Extent], new: list[Extent]) -> tuple[int, int]:
 
 
 def permuted(arg: Node, order: Sequence[int]) -> Node:
-    """Return a node with its dimensions in another order."""
     shape = tuple(arg.shape[place] for place in order)
     places: list[Extent] = [ZERO] * len(order)
     for place, old in enumerate(order):
@@ -170,7 +167,6 @@ def permuted(arg: Node, order: Sequence[int]) -> Node:
 
 
 def swapped(arg: Node) -> Node:
-    """Return a node with its last two dimensions swapped."""
     rank = len(arg.shape)
     return permuted(arg, [*range(rank - 2), rank - 1, rank - 2])
 

@@ -58,11 +58,16 @@ class Extent:
 
     @cached_property
     def text(self) -> str:
+        """Return it in C++."""
+        return self.written(lambda pair: pair.text)
+
+    def written(self, pair: Callable[[Pair], str]) -> str:
+        """Return it in a language in which `pair` writes a quotient and the like."""
         if not self.terms:
             return "0"
         parts = []
         for product, factor in self.terms:
-            names = [atom.text for atom in product]
+            names = [atom.name if isinstance(atom, Name) else pair(atom) for atom in product]
             if factor != 1 or not names:
                 names.insert(0, str(factor))
             parts.append(" * ".join(names))
@@ -108,7 +113,7 @@ class Extent:
     def __mul__(self, other: Extent | int) -> Extent:
         right = whole(other)
         return _sum(
-            (tuple(sorted((*a, *b), key=_key)), x * y)
+            (tuple(sorted((*a, *b), key=lambda atom: atom.text)), x * y)
             for a, x in self.terms
             for b, y in right.terms
         )
@@ -223,8 +228,11 @@ def flattened(places: Iterable[Extent], sizes: Iterable[Extent]) -> Extent:
     """Return the position of an element, counted row by row."""
     position = ZERO
     for place, size in zip(places, sizes, strict=True):
-        joined = _joined(position, place, size)
-        position = joined if joined is not None else position * size + place
+        match place.terms:
+            case (((Pair("%", number, of),), 1),) if of == size and number // size == position:
+                position = number  # (e / n) * n + e % n is e
+            case _:
+                position = position * size + place
     return position
 
 
@@ -244,21 +252,6 @@ def at_least(extent: Extent, least: int) -> bool:
     return low is not None and low >= least
 
 
-def _joined(position: Extent, place: Extent, size: Extent) -> Extent | None:
-    """(e / n) * n + e % n is e."""
-    low = _single(place)
-    if low is None or low.relation != "%" or low.right != size:
-        return None
-    return low.left if low.left // size == position else None
-
-
-def _single(extent: Extent) -> Pair | None:
-    if len(extent.terms) != 1 or extent.terms[0][1] != 1 or len(extent.terms[0][0]) != 1:
-        return None
-    atom = extent.terms[0][0][0]
-    return atom if isinstance(atom, Pair) else None
-
-
 def _chosen(relation: Literal["min", "max"], left: Extent, right: Extent) -> Extent:
     difference = right - left
     if at_least(difference, 0):
@@ -270,10 +263,6 @@ def _chosen(relation: Literal["min", "max"], left: Extent, right: Extent) -> Ext
 
 def _atom(atom: Atom) -> Extent:
     return Extent((((atom,), 1),))
-
-
-def _key(atom: Atom) -> str:
-    return atom.text
 
 
 def _sum(terms: Iterable[tuple[Product, int]]) -> Extent:
@@ -403,7 +392,8 @@ def _lowest_of_difference(extent: Extent) -> int | None:
     total = ZERO
     changed = False
     for product, factor in extent.terms:
-        if factor < 0 and any(_has_bound(atom) for atom in product):
+        bounded = (isinstance(atom, Pair) or atom.bound is not None for atom in product)
+        if factor < 0 and any(bounded):
             high = _highest(Extent(((product, 1),)))
             if high is None:
                 return None
@@ -415,10 +405,6 @@ def _lowest_of_difference(extent: Extent) -> int | None:
         return None
     rest = total + _sum(highest)
     return None if any(f < 0 and p for p, f in rest.terms) else _lowest(rest)
-
-
-def _has_bound(atom: Atom) -> bool:
-    return isinstance(atom, Pair) or atom.bound is not None
 
 
 def _least(atom: Atom) -> int | None:

@@ -7,7 +7,8 @@ of the node's own dimensions (`axis`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Final
 
 from ratchet.base.errors import RatchetError
@@ -31,12 +32,10 @@ class UnsupportedOp(RatchetError):
 
 
 def axis(place: int, size: Extent) -> Extent:
-    """Return the name of a node's own dimension."""
     return named(f"#{place}", size)
 
 
 def axes_of(shape: Shape) -> Shape:
-    """Return the names of all dimensions of a node."""
     return tuple(axis(place, size) for place, size in enumerate(shape))
 
 
@@ -53,15 +52,16 @@ class Node:
     dtype: str
     """torch's name. Reals are computed in float32 (float64 in float64) and rounded when stored."""
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[Node, ...]:
-        return ()
+        """Return the nodes that it reads, in the order of its fields."""
+        given = (getattr(self, one.name) for one in fields(self))
+        parts = (part for one in given for part in (one if isinstance(one, tuple) else (one,)))
+        return tuple(part for part in parts if isinstance(part, Node))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Source(Node):
-    """An input of the problem."""
-
     place: int
 
 
@@ -87,10 +87,6 @@ class Map(Node):
     """A name of `MAPS` in `op_table.py`."""
     args: tuple[Node, ...]
 
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        return self.args
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class View(Node):
@@ -98,10 +94,6 @@ class View(Node):
 
     arg: Node
     places: tuple[Extent | Node, ...]
-
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        return (self.arg, *(one for one in self.places if isinstance(one, Node)))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -111,10 +103,6 @@ class Choice(Node):
     when: tuple[Extent, ...]
     arg: Node
     other: Node
-
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        return (self.arg, self.other)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,10 +114,6 @@ class Fold(Node):
     arg: Node
     axes: tuple[int, ...]
 
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        return (self.arg,)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Scan(Node):
@@ -139,10 +123,6 @@ class Scan(Node):
     """A name of `FOLDS` in `op_table.py`."""
     arg: Node
     axis: int
-
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        return (self.arg,)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -155,11 +135,6 @@ class Scatter(Node):
     source: Node
     places: tuple[Extent | Node, ...]
 
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        dynamic = (one for one in self.places if isinstance(one, Node))
-        return (self.base, self.source, *dynamic)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Order(Node):
@@ -168,10 +143,6 @@ class Order(Node):
     arg: Node
     descending: bool
 
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        return (self.arg,)
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Matmul(Node):
@@ -179,10 +150,6 @@ class Matmul(Node):
 
     left: Node
     right: Node
-
-    @property
-    def inputs(self) -> tuple[Node, ...]:
-        return (self.left, self.right)
 
 
 @dataclass(frozen=True, kw_only=True)

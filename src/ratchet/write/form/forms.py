@@ -48,8 +48,11 @@ def form_as_json(form: LoopForm) -> dict[str, Json]:
     numbers: dict[Node, int] = {}
     nodes: list[Json] = []
     for node in form.nodes():
-        nodes.append(_node(node, numbers))
-        numbers[node] = len(nodes) - 1
+        shape = [_extent(size) for size in node.shape]
+        fields = FIELDS[type(node)].items()
+        more = [field.write(getattr(node, name), numbers) for name, field in fields]
+        numbers[node] = len(nodes)
+        nodes.append([type(node).__name__, shape, node.dtype, more])
     return {
         "inputs": [[one.dtype, [_extent(size) for size in one.shape]] for one in form.inputs],
         "nodes": nodes,
@@ -103,10 +106,10 @@ def _read_extent(document: Json) -> Extent:
         for kind, one, other in product:
             if kind:
                 part = part * _RELATIONS[kind](_read_extent(one), _read_extent(other))
+            elif not isinstance(one, str) or not NAME.fullmatch(one):
+                raise ValueError(f"{one!r} is no name")
             else:
-                part = part * named(
-                    _matched(NAME, one), None if other is None else _read_extent(other)
-                )
+                part = part * named(one, None if other is None else _read_extent(other))
         total = total + part
     return total
 
@@ -128,11 +131,6 @@ def _each(one: FieldForm) -> FieldForm:
         write=lambda values, numbers: [one.write(value, numbers) for value in values],
         read=lambda given, nodes: tuple(one.read(value, nodes) for value in given),
     )
-
-
-def _read_place(given: Json, nodes: list[Node]) -> Extent | Node:
-    how, one = given
-    return nodes[int(one)] if how == "at" else _read_extent(one)
 
 
 _NUMBERS: Final[dict[str, Callable[[str], float | int | bool]]] = {
@@ -164,7 +162,7 @@ _PLACE = FieldForm(
     write=lambda one, numbers: (
         ["at", numbers[one]] if isinstance(one, Node) else ["is", _extent(one)]
     ),
-    read=_read_place,
+    read=lambda given, nodes: nodes[int(given[1])] if given[0] == "at" else _read_extent(given[1]),
 )
 FIELDS: Final[dict[type[Node], dict[str, FieldForm]]] = {
     Source: {"place": _WHOLE},
@@ -181,12 +179,6 @@ FIELDS: Final[dict[type[Node], dict[str, FieldForm]]] = {
 }
 """The fields of each kind of node, beside its shape and dtype."""
 _KINDS: Final = {kind.__name__: kind for kind in FIELDS}
-
-
-def _node(node: Node, numbers: dict[Node, int]) -> list[Json]:
-    fields = FIELDS[type(node)]
-    more = [form.write(getattr(node, name), numbers) for name, form in fields.items()]
-    return [type(node).__name__, [_extent(size) for size in node.shape], node.dtype, more]
 
 
 def _read_node(document: Json, nodes: list[Node]) -> Node:
@@ -208,12 +200,6 @@ def _dtype(value: object) -> str:
     if value not in DTYPE_CODES:
         raise ValueError(f"unknown dtype {value!r}")
     return str(value)
-
-
-def _matched(pattern: re.Pattern[str], value: object) -> str:
-    if not isinstance(value, str) or not pattern.fullmatch(value):
-        raise ValueError(f"{value!r} is no name")
-    return value
 
 
 MOST_FORMS: Final = 4

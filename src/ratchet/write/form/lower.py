@@ -17,7 +17,7 @@ from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.model_state import flatten
 from ratchet.judge.problems.problem import Problem, Reference
 from ratchet.write.form import ops_fold, ops_map, ops_matmul
-from ratchet.write.form.build import constant, mapped
+from ratchet.write.form.build import cast, constant, mapped
 from ratchet.write.form.extent import whole
 from ratchet.write.form.form import (
     Constant,
@@ -37,7 +37,7 @@ from ratchet.write.form.tracing import (
     SizeReader,
     Traced,
     Value,
-    as_number,
+    as_node,
     name_of,
     traced,
 )
@@ -237,7 +237,7 @@ _NUMBERS: Final = {name: op.name for op in MAP_OPS for name in op.sizes}
 
 def _number(call: LoweredCall, args: Sequence[Value]) -> Value:
     """Lower arithmetic on Python numbers that depend on sizes, in float64."""
-    given = [as_number(one) for one in args]
+    given = [cast(as_node(one, "float64"), "float64") for one in args]
     if call.name in ("sym_float", "to_node"):
         return given[0]
     op = _NUMBERS.get(call.name)

@@ -176,22 +176,16 @@ def from_front(index: Node, size: Extent) -> Node:
     return chosen(below, moved, cast(index, "int64"), "int64")
 
 
-def _lifted(node: Node, shape: Shape, places: Sequence[Extent]) -> Node:
-    """Return a node read at an index map of a larger shape."""
-    return viewed(node, shape, places)
-
-
 @lowers("embedding")
 def embedding(call: LoweredCall, table: Node, indices: Node, *_: Value, **__: Value) -> Node:
     shape = call.shape
     own = axes_of(shape)
-    wide = _lifted(cast(indices, "int64"), shape, own[:-1])
+    wide = viewed(cast(indices, "int64"), shape, own[:-1])
     return View(shape=shape, dtype=table.dtype, arg=table, places=(wide, own[-1]))
 
 
 @lowers("gather")
 def gather(call: LoweredCall, x: Node, dim: int, indices: Node, sparse_grad: bool = False) -> Node:
-    """Elements along a dimension, by an index each."""
     if not x.shape:
         return x
     places: list[Place] = list(axes_of(call.shape))
@@ -239,7 +233,6 @@ def index_put(
     values: Node,
     accumulate: bool = False,
 ) -> Node:
-    """x with values set or added at places."""
     common = joint([one.shape for one in indices if one is not None])
     given = [place for place, one in enumerate(indices) if one is not None]
     together = given == list(range(given[0], given[-1] + 1))
@@ -268,7 +261,7 @@ def index_add(
     """x with slices of `source` added at the indices of a dimension."""
     dim %= len(x.shape)
     places: list[Place] = list(axes_of(source.shape))
-    places[dim] = _lifted(cast(indices, "int64"), source.shape, [axes_of(source.shape)[dim]])
+    places[dim] = viewed(cast(indices, "int64"), source.shape, [axes_of(source.shape)[dim]])
     given = cast(source, x.dtype)
     if alpha != 1:
         given = mapped("mul", given, as_node(alpha, x.dtype), dtype=x.dtype)
@@ -310,7 +303,7 @@ def embedding_backward(
     if by_frequency or known(call, padding, "the padding word") >= 0:
         raise call.unsupported("with a padding word or by frequency")
     own = axes_of(grad.shape)
-    wide = _lifted(cast(indices, "int64"), grad.shape, own[:-1])
+    wide = viewed(cast(indices, "int64"), grad.shape, own[:-1])
     base = constant(0.0, grad.dtype, call.shape)
     return Scatter(
         shape=call.shape,

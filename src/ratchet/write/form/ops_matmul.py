@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -158,10 +161,7 @@ class Window:
 
     def all_taps(self) -> list[tuple[int, ...]]:
         """Return the index of every tap."""
-        found: list[tuple[int, ...]] = [()]
-        for size in self.taps:
-            found = [(*one, tap) for one in found for tap in range(size)]
-        return found
+        return list(itertools.product(*map(range, self.taps)))
 
     def source(
         self,
@@ -180,10 +180,7 @@ class Window:
             if self.padding[dim]:
                 when += [index, self.image[dim] - 1 - index]
         found = viewed(x, shape, places)
-        if not when:
-            return found
-        zero = Constant(shape=shape, dtype=x.dtype, value=0.0)
-        return Choice(shape=shape, dtype=x.dtype, when=tuple(when), arg=found, other=zero)
+        return _where(tuple(when), found, 0.0) if when else found
 
     def unfolded(self, x: Node) -> Node:
         """Return [B, channels * taps, places] of an image [B, channels, ...]."""
@@ -241,14 +238,16 @@ class Window:
     def folded_back(self, columns: Node, image: Shape) -> Node:
         """Return the image of the sums of columns, [B, channels, taps, ...]."""
         own = axes_of(image)
-        total: Node | None = None
+        parts = []
         for taps in self.all_taps():
             places, when = self.back(own[2:], taps)
             lead = [own[0], own[1], *(whole(tap) for tap in taps)]
-            part = _where(when, viewed(columns, image, [*lead, *places]), 0.0)
-            total = part if total is None else mapped("add", total, part, dtype=columns.dtype)
-        assert total is not None
-        return total
+            parts.append(_where(when, viewed(columns, image, [*lead, *places]), 0.0))
+        return _added(parts, columns.dtype)
+
+
+def _added(parts: Sequence[Node], dtype: str) -> Node:
+    return functools.reduce(lambda one, other: mapped("add", one, other, dtype=dtype), parts)
 
 
 def _where(when: tuple[Extent, ...], node: Node, other: float) -> Node:
@@ -296,22 +295,19 @@ def convolution(
 
 
 def _plus(found: Node, bias: Node) -> Node:
-    """Add a number to each channel."""
     wide = reshaped(bias, (bias.shape[0], *([ONE] * (len(found.shape) - 2))))
     return mapped("add", found, wide, dtype=found.dtype)
 
 
 def _taps_sum(window: Window, x: Node, weight: Node, shape: Shape, dtype: str) -> Node:
     own = axes_of(shape)
-    total: Node | None = None
+    parts = []
     for taps in window.all_taps():
         at = [whole(tap) for tap in taps]
         value = window.source(x, shape, own[:2], own[2:], at)
         factor = viewed(weight, shape, (own[1], ZERO, *at))
-        part = mapped("mul", value, factor, dtype=dtype)
-        total = part if total is None else mapped("add", total, part, dtype=dtype)
-    assert total is not None
-    return total
+        parts.append(mapped("mul", value, factor, dtype=dtype))
+    return _added(parts, dtype)
 
 
 @lowers("convolution_backward")
@@ -329,7 +325,6 @@ def convolution_backward(
     groups: Value,
     wanted: Sequence[bool],
 ) -> list[Node | None]:
-    """The gradients of the image, the weight and the bias."""
     single = groups == 1
     if transposed or not (single or _by_channel(groups, weight)):
         raise call.unsupported("transposed or in groups")
@@ -351,15 +346,13 @@ def _image_gradient(
 ) -> Node:
     if not single:
         own = axes_of(image)
-        total: Node | None = None
+        parts = []
         for taps in window.all_taps():
             places, when = window.back(own[2:], taps)
             value = _where(when, viewed(grad, image, [*own[:2], *places]), 0.0)
             factor = viewed(weight, image, (own[1], ZERO, *(whole(tap) for tap in taps)))
-            part = mapped("mul", value, factor, dtype=dtype)
-            total = part if total is None else mapped("add", total, part, dtype=dtype)
-        assert total is not None
-        return total
+            parts.append(mapped("mul", value, factor, dtype=dtype))
+        return _added(parts, dtype)
     if set(window.stride) == {1}:
         return window.turned_back(grad, image, weight, dtype)
     flat = swapped(reshaped(weight, (weight.shape[0], product_of(weight.shape[1:]))))
@@ -409,12 +402,9 @@ def _taps(
     filling: float,
 ) -> Taps:
     own, lead = axes_of(shape), len(shape) - len(size)
-    every: list[tuple[int, ...]] = [()]
-    for count in size:
-        every = [(*one, tap) for one in every for tap in range(count)]
     found: Taps = []
     rest = Constant(shape=shape, dtype=x.dtype, value=filling)
-    for taps in every:
+    for taps in itertools.product(*map(range, size)):
         places, when = list(own[:lead]), []
         for dim, tap in enumerate(taps):
             index = own[lead + dim] * stride[dim] + tap * dilation[dim] - padding[dim]
@@ -477,24 +467,18 @@ def average_pool(
     count_include_pad: bool = True,
     divisor_override: Value = None,
 ) -> Node:
-    """The mean of each window."""
     count = int(call.name.split("pool")[1][0])
     sizes = _numbers(size, count, 1)
     steps = _numbers(stride, count, 0) if stride else sizes
     sides = _numbers(padding, count, 0)
     if ceil_mode:
         raise call.unsupported("with windows that stick out")
-    total: Node | None = None
-    for _, value, _ in _taps(x, call.shape, sizes, steps, sides, [1] * count, 0.0):
-        total = value if total is None else mapped("add", total, value, dtype=call.dtype)
-    assert total is not None
+    taps = _taps(x, call.shape, sizes, steps, sides, [1] * count, 0.0)
+    total = _added([value for _, value, _ in taps], call.dtype)
     if divisor_override is not None:
         number: Node = constant(known(call, divisor_override, "the divisor"), "float32")
     elif count_include_pad or not any(sides):
-        within = 1
-        for one in sizes:
-            within *= one
-        number = constant(within, "float32")
+        number = constant(math.prod(sizes), "float32")
     else:
         number = _inside(call, x, sizes, steps, sides)
     return mapped("div", total, number, dtype=call.dtype)

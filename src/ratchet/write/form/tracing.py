@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -121,6 +123,17 @@ class Traced:
     sizes: SizeReader
 
 
+COMBINED: Final[tuple[tuple[Any, Callable[[Extent, Extent], Extent]], ...]] = (
+    (sympy.Add, operator.add),
+    (sympy.Mul, operator.mul),
+    (functions.FloorDiv | functions.CleanDiv, operator.floordiv),
+    (functions.Mod | functions.PythonMod | sympy.Mod, operator.mod),
+    (functions.Max | sympy.Max, larger),
+    (functions.Min | sympy.Min, smaller),
+)
+"""What sympy's and torch's functions of sizes are for extents."""
+
+
 class SizeReader:
     """Translates torch's symbolic sizes to extents."""
 
@@ -129,14 +142,12 @@ class SizeReader:
         self._divided = _divided(environment)
 
     def extent(self, value: object) -> Extent:
-        """Return the extent of an int or a SymInt."""
         if isinstance(value, bool | int):
             return whole(int(value))
         assert isinstance(value, torch.SymInt)
         return self.translated(self._environment.replace(value.node.expr))
 
     def shape(self, value: Tensor) -> tuple[Extent, ...]:
-        """Return a fake tensor's shape."""
         return tuple(self.extent(size) for size in value.shape)
 
     def translated(self, expression: sympy.Basic) -> Extent:
@@ -147,26 +158,11 @@ class SizeReader:
         if isinstance(expression, sympy.Symbol):
             return self._divided.get(expression.name, named(expression.name))
         parts = [self.translated(one) for one in _arguments(expression)]
-        if isinstance(expression, sympy.Add):
-            return sum(parts[1:], parts[0])
-        if isinstance(expression, sympy.Mul):
-            total = whole(1)
-            for part in parts:
-                total = total * part
-            return total
         if isinstance(expression, sympy.Pow) and isinstance(expression.exp, sympy.Integer):
-            total = whole(1)
-            for _ in range(int(expression.exp)):
-                total = total * parts[0]
-            return total
-        if isinstance(expression, functions.FloorDiv | functions.CleanDiv):
-            return parts[0] // parts[1]
-        if isinstance(expression, functions.Mod | functions.PythonMod | sympy.Mod):
-            return parts[0] % parts[1]
-        if isinstance(expression, functions.Max | sympy.Max):
-            return _chain(larger, parts)
-        if isinstance(expression, functions.Min | sympy.Min):
-            return _chain(smaller, parts)
+            return functools.reduce(operator.mul, parts[:1] * int(expression.exp), whole(1))
+        for kinds, combine in COMBINED:
+            if isinstance(expression, kinds):
+                return functools.reduce(combine, parts)
         raise UnsupportedOp(f"size {type(expression).__name__}", str(expression))
 
 
@@ -200,7 +196,8 @@ def traced(
     table = decompositions()
     with torch.enable_grad():
         module = make_fx(run, decomposition_table=table, tracing_mode="symbolic")(*fakes)
-    if _mutates(module.graph):
+    schemas = (getattr(node.target, "_schema", None) for node in module.graph.nodes)
+    if any(schema is not None and schema.is_mutable for schema in schemas):
         plain = torch.func.functionalize(module, remove="mutations_and_views")
         with torch.no_grad():
             module = make_fx(plain, decomposition_table=table, tracing_mode="symbolic")(*fakes)
@@ -222,14 +219,6 @@ def decompositions() -> Mapping[OpOverload, Callable[..., object]]:
     return table | dict(decompositions_of_attention())
 
 
-def _mutates(graph: fx.Graph) -> bool:
-    for node in graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
-            return True
-    return False
-
-
 def _divided(environment: ShapeEnv) -> dict[str, Extent]:
     """Return sizes that the reference takes to be multiples of a number, as such multiples."""
     factors: dict[str, int] = {}
@@ -246,13 +235,6 @@ def _arguments(expression: sympy.Basic) -> Sequence[sympy.Basic]:
     return found
 
 
-def _chain(combine: Callable[[Extent, Extent], Extent], parts: list[Extent]) -> Extent:
-    total = parts[0]
-    for part in parts[1:]:
-        total = combine(total, part)
-    return total
-
-
 Value = Any
 """A resolved argument: a Node, an Extent, a number, None, or a list of these."""
 Lowerer = Callable[..., Value]
@@ -262,7 +244,6 @@ F = TypeVar("F", bound=Lowerer)
 
 
 def lowers(*names: str) -> Callable[[F], F]:
-    """Register a lowering of ATen ops."""
 
     def register(function: F) -> F:
         for name in names:
@@ -276,7 +257,9 @@ class LoweredCall:
     """One op of the graph as its lowering sees it: the shape and dtype that torch gave it."""
 
     def __init__(self, node: fx.Node, sizes: SizeReader) -> None:
-        self.name = op_name(node)
+        target = node.target
+        is_aten = isinstance(target, OpOverload)  # such as aten.add.Tensor
+        self.name = str(target) if is_aten else getattr(target, "__name__", str(target))
         self._value: Any = node.meta.get("val")
         self._sizes = sizes
         self._given = [one.meta.get("val") for one in node.args if isinstance(one, fx.Node)]
@@ -292,26 +275,21 @@ class LoweredCall:
 
     @property
     def shape(self) -> Shape:
-        """Return the result's shape."""
         return self._sizes.shape(self._tensor())
 
     @property
     def dtype(self) -> str:
-        """Return the result's dtype."""
         return name_of(self._tensor().dtype)
 
     @property
     def count(self) -> int:
-        """Return the number of results."""
         return len(self._value)
 
     def part(self, place: int) -> tuple[Shape, str]:
-        """Return shape and dtype of one of several results."""
         tensor = self._value[place]
         return self._sizes.shape(tensor), name_of(tensor.dtype)
 
     def unsupported(self, why: str = "") -> UnsupportedOp:
-        """Return the error that names this op."""
         return UnsupportedOp(self.name, why)
 
     def _tensor(self) -> Tensor:
@@ -325,26 +303,6 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def op_name(node: fx.Node) -> str:
-    """Return a name for an op, such as aten.add.Tensor."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    return getattr(target, "__name__", str(target))
-
-
-def as_number(value: Value) -> Node:
-    """Return a Python number, which may depend on sizes, as a node in float64."""
-    if isinstance(value, Extent):
-        known = value.constant
-        if known is not None:
-            return constant(known, "float64")
-        return cast(position(value), "float64")
-    if isinstance(value, Node):
-        return cast(value, "float64")
-    return constant(value, "float64")
-
-
 def as_node(value: Value, dtype: str) -> Node:
     """Return a tensor or a Python number as a node; numbers take `dtype`."""
     if isinstance(value, Node):
@@ -356,7 +314,6 @@ def as_node(value: Value, dtype: str) -> Node:
 
 
 def sized(values: Sequence[Value]) -> tuple[Extent, ...]:
-    """Return sizes as extents."""
     return tuple(whole(one) for one in values)
 
 

@@ -87,19 +87,20 @@ def _lead_of(stage: Stage) -> Shape:
 def _fit(stages: Sequence[Stage], lead: Shape, plan: FusionPlan) -> bool:
     """Return whether each stage runs over the batch, and reads the others' results in order."""
     written = {node for stage in stages for node in stage.nodes}
-    return all(
-        _takes(stage, lead)
-        and all(
-            place == own
-            for node in stage.nodes
-            for one, index in reads(stage, node, plan.kept)
-            if one in written
-            for place, own in zip(
-                dense_index(index, one.shape), _variables(stage, lead), strict=False
-            )
-        )
-        for stage in stages
-    )
+    for stage in stages:
+        if not _takes(stage, lead):
+            return False
+        if isinstance(stage, LoopNest):
+            batch = tuple(stage.index(place) for place in range(len(lead)))
+        else:
+            shape = stage.node.shape[:-2]
+            batch = dense_index(axes_of(shape), shape)
+        for node in stage.nodes:
+            for one, index in reads(stage, node, plan.kept):
+                pairs = zip(dense_index(index, one.shape), batch, strict=False)
+                if one in written and any(place != own for place, own in pairs):
+                    return False
+    return True
 
 
 def _takes(stage: Stage, lead: Shape) -> bool:
@@ -109,13 +110,6 @@ def _takes(stage: Stage, lead: Shape) -> bool:
     folds = {"column fold", "whole fold"} & set(stage.members.values())
     longer = len(stage.sizes) > len(lead) and stage.sizes[: len(lead)] == lead
     return longer and not folds and not inner & set(range(len(lead)))
-
-
-def _variables(stage: Stage, lead: Shape) -> Index:
-    if isinstance(stage, LoopNest):
-        return tuple(stage.index(place) for place in range(len(lead)))
-    shape = stage.node.shape[:-2]
-    return dense_index(axes_of(shape), shape)
 
 
 # An epilogue follows a product element by element, and is computed as its blocks are ready. A block

@@ -54,8 +54,6 @@ CODES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Buffer:
-    """Memory of one node: an input, an output or scratch."""
-
     name: str
     dtype: str
     shape: Shape
@@ -119,7 +117,6 @@ class NestedScopes(abc.ABC):
         return 0
 
     def call(self, function: str) -> str:
-        """Return the name of a function of the prelude."""
         self.used.add(function)
         return f"r_{function}"
 
@@ -384,7 +381,6 @@ class Folding:
 
 
 def folding(node: Node) -> Folding:
-    """Return how a reduction or a scan accumulates."""
     assert isinstance(node, Fold | Scan)
     kind = class_of(node.dtype)
     return Folding(op=FOLDS[node.op], kind="int32_t" if kind == "bool" else kind)

@@ -75,7 +75,6 @@ class NestWriter(NestAxes):
         return self._moved(self.nest.place_of(over, range(len(self.nest.sizes))))
 
     def own_index(self, node: Node) -> Index:
-        """Return where a member's value goes."""
         role = self.nest.members[node]
         return self._moved(self.nest.place(node.shape, role))
 
@@ -320,7 +319,6 @@ class NestWriter(NestAxes):
         body.append(evaluator.store(self.buffers[node], index, f"{total}_"))
 
     def _row_results(self, row: LoopScope) -> None:
-        """Store what has one value for each row."""
         scope = self.evaluator.push([self._lane_name()]) if self.lanes else row
         stores: list[str] = []
         for node in self.nest.row_results({*self.read_elsewhere, *self.plan.outputs}):

@@ -44,8 +44,6 @@ NO_BANDS: Final = ("-BAND_NONE", "BAND_NONE") * 2
 
 
 class StageWriter:
-    """Writes the stages that are no loop nests."""
-
     def __init__(
         self,
         number: int,

@@ -52,8 +52,6 @@ _WEIGHTS: Final = "3.0, 4.0, 1.0, 0.0"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IndexedDocument:
-    """One row of `ratchet knowledge list`."""
-
     path: str
     title: str
     kind: str
@@ -64,7 +62,6 @@ class IndexedDocument:
 
     @property
     def shipped(self) -> bool:
-        """Return whether it is one of Ratchet's own notes."""
         return self.path.startswith(SHIPPED)
 
 

@@ -187,9 +187,10 @@ def read_document(path: Path) -> Document:
     )
     if not sections:
         raise NoText("holds no text")
+    heading = sections[0].place.partition(" > ")[0] if kind in ("markdown", "html") else ""
     return Document(
         path=str(path),
-        title=_title(path, kind, sections),
+        title=heading or path.name,
         kind=kind,
         size_bytes=len(raw),
         digest=hashlib.sha256(raw).hexdigest(),
@@ -279,35 +280,24 @@ def _code_sections(text: str) -> list[Section]:
     The place is the piece's first line, and the name of the function or class.
     """
     found: list[Section] = []
-    for name, first, lines in _definitions(text):
-        place = f"line {first}" + (f", {name}" if name else "")
-        found.append(Section(place=place, text="\n".join(lines)))
-    return found
-
-
-def _definitions(text: str) -> Iterator[tuple[str, int, list[str]]]:
-    name, first, lines, size = "", 1, list[str](), 0
+    place, lines, name, size = "line 1", list[str](), "", 0
     for number, line in enumerate(text.splitlines(), 1):
         match = _DEFINITION.match(line[:400])
         size += len(line) + 1
-        if lines and (match is not None or size > MOST_CHARACTERS):
-            yield name, first, lines
-            first, lines, size = number, [], len(line) + 1
         if match is not None:
             name = next((one for one in match.groups() if one), "")
+        if lines and (match is not None or size > MOST_CHARACTERS):
+            found.append(Section(place=place, text="\n".join(lines)))
+            lines, size = [], len(line) + 1
+        if not lines:
+            place = f"line {number}" + (f", {name}" if name else "")
         lines.append(line)
-    yield name, first, lines
+    return [*found, Section(place=place, text="\n".join(lines))]
 
 
 def _printable(text: str) -> str:
     """Return a text without lone surrogates and control characters, which terminals obey."""
     return _CONTROL.sub(" ", text).encode("utf-8", "replace").decode()
-
-
-def _title(path: Path, kind: Kind, sections: tuple[Section, ...]) -> str:
-    """Return the first heading of a page, else the file's name."""
-    first = sections[0].place.partition(" > ")[0]
-    return first if kind in ("markdown", "html") and first else path.name
 
 
 class _TextPage(HTMLParser):

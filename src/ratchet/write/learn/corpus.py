@@ -133,8 +133,6 @@ FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
 
 
 class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer to learn, and where it comes from."""
-
     kind: str
     """`proven`, `screened`: judged, from the ledger; `generated`: a triple of the generator's."""
     problem: str

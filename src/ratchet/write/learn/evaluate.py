@@ -33,8 +33,6 @@ Drawer = Callable[[LearnTask, int, int], list[Proposal | None]]
 
 
 class ProblemScore(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers to one problem."""
-
     problem: str
     family: str
     answers: int

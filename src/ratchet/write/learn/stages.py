@@ -66,8 +66,6 @@ MOVED: Final = (0.75, 0.5, 0.25)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageResult:
-    """A stage's policy, and how its training went."""
-
     policy: Policy
     trained: Trained
     folder: Path
@@ -321,7 +319,6 @@ def _kept(
 
 
 def finished(folder: Path, *, device: str) -> StageResult:
-    """Return a finished stage from its folder's policy and card."""
     policy = load_policy(folder, device=device)
     figures = {name: policy.card.figures[name] for name in FIGURES}
     steps = int(figures.pop("steps"))

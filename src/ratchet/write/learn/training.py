@@ -159,8 +159,6 @@ STEP: Final = "step"
 
 @dataclass(slots=True)
 class RunState:
-    """A run's state, apart from its weights."""
-
     step: int = 0
     replay: float = 0.0
     owed: float = 0.0
@@ -328,7 +326,6 @@ class Objective(abc.ABC):
         """Return the work of a step; None if it brought nothing to learn from."""
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
-        """Return figures that are measured now and then, such as skills."""
         return {}
 
     def state(self) -> dict[str, Json]:
@@ -341,8 +338,6 @@ class Objective(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
-    """The end of a stage's training."""
-
     steps: int
     stopped: str
     """`done`, `budget` or `forgetting`."""

@@ -182,8 +182,6 @@ class Experience:
 
 
 class RandomSearch:
-    """Draws every schedule alike."""
-
     name = "random"
 
     def __init__(self, space: Space, source: random.Random) -> None:
@@ -191,7 +189,6 @@ class RandomSearch:
         self._source = source
 
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
-        """Return schedules that were not tried; see `SearchStrategy.ask`."""
         seen = {trial.schedule for trial in trials}
         draws = new_draws(self._space, seen, self._source)
         return [Move(schedule=one, note="drawn") for one in itertools.islice(draws, count)]
@@ -235,7 +232,6 @@ class SearchAuthor:
         """Kernels of other authors, and whether their schedules are of this space."""
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
-        """Return up to `count` proposals; see `Author.propose`."""
         answers = [one for one in progress.answers if self._is_own(one)]
         trials = self._trials(answers)
         hashes = {one.schedule: one.kernel_hash for one in answers}

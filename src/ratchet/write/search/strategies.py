@@ -20,8 +20,6 @@ ATTEMPTS: Final = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredSchedule:
-    """A schedule that was screened."""
-
     schedule: Schedule
     score: float | None
     """Logarithm of the ratio to the reference; None if the kernel was not right."""
@@ -29,8 +27,6 @@ class ScoredSchedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """A schedule to screen next."""
-
     schedule: Schedule
     parents: tuple[Schedule, ...] = ()
     note: str = ""
@@ -109,8 +105,6 @@ PRIOR: Final = 1.0
 
 
 class Evolution:
-    """Makes children of the fastest schedules."""
-
     name = "evolution"
 
     def __init__(self, space: Space, source: random.Random) -> None:
@@ -118,7 +112,6 @@ class Evolution:
         self._source = source
 
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
-        """Return children that were not tried; see `SearchStrategy.ask`."""
         seen = {trial.schedule for trial in trials}
         parents = [trial.schedule for trial in ranked(trials)[:POPULATION]]
         draws = new_draws(self._space, seen, self._source)

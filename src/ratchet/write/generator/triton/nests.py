@@ -117,7 +117,6 @@ class TileNest:
     # --- indices
 
     def own_index(self, node: Node) -> Index:
-        """Return where a member's value goes."""
         axes = self.nest.axes(self.nest.members[node])
         return self._moved(self.nest.place_of(node.shape, axes))
 
@@ -355,7 +354,6 @@ class TileNest:
             body.lines.append(f"{sums} = tl.sum(tl.where({last}, {b}, 0), 1, keep_dims=True)")
 
     def _row_results(self, row: LoopScope) -> None:
-        """Store what has one value for each row."""
         evaluator = self.evaluator
         stores = []
         for node in self.nest.row_results({*self.read_elsewhere, *self.plan.outputs}):

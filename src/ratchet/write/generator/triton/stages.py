@@ -27,8 +27,6 @@ HALVES: Final = ("bfloat16", "float16")
 
 
 class TileStage:
-    """Writes the stages that are no loop nests."""
-
     def __init__(self, tag: str, evaluator: TileEvaluator, names: Sequence[str]) -> None:
         self.tag, self.evaluator, self.names = tag, evaluator, names
         self.buffers = evaluator.buffers

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.write.form.build import class_of
-from ratchet.write.form.extent import Extent, Name
+from ratchet.write.form.extent import Extent, Pair
 from ratchet.write.form.form import (
     Choice,
     Constant,
@@ -44,26 +44,14 @@ Tags = frozenset[str]
 
 def rendered(extent: Extent, *, host: bool = False) -> str:
     """Return an extent as Python, for a kernel or for its caller."""
-    if not extent.terms:
-        return "0"
-    parts = []
-    for product, factor in extent.terms:
-        names = []
-        for atom in product:
-            if isinstance(atom, Name):
-                names.append(atom.name)
-                continue
-            left, right = rendered(atom.left, host=host), rendered(atom.right, host=host)
-            if atom.relation in ("min", "max"):
-                call = atom.relation if host else f"tl.{atom.relation}imum"
-                names.append(f"{call}({left}, {right})")
-            else:
-                names.append(f"({left} {'//' if atom.relation == '/' else '%'} {right})")
-        if factor != 1 or not names:
-            names.insert(0, str(factor))
-        parts.append(" * ".join(names))
-    joined = " + ".join(parts)
-    return joined if joined.isalnum() or joined.isidentifier() else f"({joined})"
+
+    def pair(one: Pair) -> str:
+        left, right = rendered(one.left, host=host), rendered(one.right, host=host)
+        if one.relation in ("min", "max"):
+            return f"{one.relation if host else f'tl.{one.relation}imum'}({left}, {right})"
+        return f"({left} {'//' if one.relation == '/' else '%'} {right})"
+
+    return extent.written(pair)
 
 
 class TileEvaluator(NestedScopes):
@@ -237,7 +225,6 @@ class TileFolding:
 
     @property
     def start(self) -> str:
-        """Return the neutral element."""
         neutral = self.op.neutral
         if math.isinf(neutral) and self._is_whole:
             own = "int32_t" if self.kind == "bool" else self.kind
@@ -280,7 +267,6 @@ class TileFolding:
 
 
 def tile_folding(node: Node, op: str, used: set[str]) -> TileFolding:
-    """Return how a reduction or a scan takes values in."""
     return TileFolding(op=FOLDS[op], kind=class_of(node.dtype), used=used)
 
 
