@@ -167,7 +167,9 @@ class ProblemRun:
             if judged and left_s < SHORTEST_VERDICT_S:
                 return
             together = min(self.court.fleet.width, planned - counted)
-            order = sorted(self._order(), key=self._outlasts)  # the order is kept otherwise
+            # Those of the compiler's go last if there is no time for a verdict on them.
+            outlasts = self._compiled_verdict_s > left_s
+            order = sorted(self._order(), key=lambda one: outlasts and self._is_compiled(one))
             batch = [one for one in order if one not in judged][:together]
             if not batch:
                 return
@@ -209,7 +211,7 @@ class ProblemRun:
         """Return the seconds that the search still has: fewer if its best takes long to judge."""
         leader = next(iter(self._order()), None)
         left_s = self._search_s - self.spent_s
-        if leader is None or self._known[leader].author != COMPILER:
+        if leader is None or not self._is_compiled(leader):
             return left_s
         kept_s = min(self._compiled_verdict_s, LARGEST_SHARE * self.request.budget_s)
         return min(left_s, self.request.budget_s - kept_s - self.spent_s)
@@ -219,15 +221,13 @@ class ProblemRun:
         """Return what a verdict on a kernel of the compiler's takes here, by its screening."""
         return STARTS * self._cost_s.get(COMPILER, 0.0)
 
-    def _outlasts(self, kernel_hash: str) -> bool:
-        """Return whether a verdict on a kernel takes longer than there is time."""
-        left_s = self.request.budget_s - self.spent_s
-        return self._known[kernel_hash].author == COMPILER and self._compiled_verdict_s > left_s
+    def _is_compiled(self, kernel_hash: str) -> bool:
+        return self._known[kernel_hash].author == COMPILER
 
     def _is_no_gain(self, kernel_hash: str) -> bool:
         """Return whether a kernel of the compiler's was screened as slower: it proves nothing."""
         scores = self._rungs.scores.get(kernel_hash, ())
-        return self._known[kernel_hash].author == COMPILER and bool(scores) and max(scores) < 0
+        return self._is_compiled(kernel_hash) and bool(scores) and max(scores) < 0
 
     def _weigh_compiler(self, untimed: bool) -> None:
         """Ask the compiler no more if its kernels have no time here, or a verdict takes too long.

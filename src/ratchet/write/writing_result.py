@@ -166,6 +166,8 @@ def make_request(
         RatchetError: a value that an option cannot have.
     """
     chosen = agent or AgentChoice()
+    if not 0 <= seed <= LARGEST_SEED:
+        raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
     if resume and fresh:
         raise RatchetError("--resume continues a run and --fresh begins one: give one of them")
     if target is not None and language not in (None, "triton", "hip"):
@@ -178,15 +180,19 @@ def make_request(
         )
     if target is not None and device.startswith("cuda"):
         raise RatchetError("--target is for a GPU that is not here: leave out --device")
+    if chosen.base_url and not chosen.model:
+        raise RatchetError("--base-url names an endpoint without a model: give --model too")
+    if chosen.model and chosen.replay:
+        raise RatchetError("--replay needs no model: leave --model out")
     return WritingRequest(
         budget_s=parse_budget_s(budget),
-        seed=_seed(seed),
+        seed=seed,
         authors=parse_authors(authors, has_agent=bool(chosen.model or chosen.replay)),
         language=_language(language) if target is None else _language(language or "triton"),
         device=parse_device(device) if target is None else "cpu",
         target=None if target is None else parse_target(target),
         search=one_of("search", search, SEARCHES),
-        agent=_agent(chosen),
+        agent=chosen,
         resume=resume,
         reuse="never" if fresh else "same budget",
         against_compile=against_compile,
@@ -236,14 +242,6 @@ def unknown_author(name: str) -> str:
     return f"unknown author {name!r}: use one of {', '.join(known)}"
 
 
-def _agent(chosen: AgentChoice) -> AgentChoice:
-    if chosen.base_url and not chosen.model:
-        raise RatchetError("--base-url names an endpoint without a model: give --model too")
-    if chosen.model and chosen.replay:
-        raise RatchetError("--replay needs no model: leave --model out")
-    return chosen
-
-
 def _language(given: str | None) -> Language | None:
     if given is None:
         return None
@@ -251,9 +249,3 @@ def _language(given: str | None) -> Language | None:
     if found is None:
         raise RatchetError(f"unknown language {given!r}: use one of {', '.join(LANGUAGES)}")
     return found
-
-
-def _seed(seed: int) -> int:
-    if not 0 <= seed <= LARGEST_SEED:
-        raise RatchetError(f"seed {seed} is out of range: give one from 0 to {LARGEST_SEED}")
-    return seed

@@ -77,6 +77,10 @@ def brief_of(problem: Problem, language: Language) -> ProblemBrief:
     card = _card(problem)
     python = language in ("torch", "triton")
     reference = standalone_reference(problem) or problem.text or reference_text(problem.reference)
+    if len(reference) > MOST_REFERENCE:
+        reference = reference[:MOST_REFERENCE].rstrip() + "\n# ... the rest is left out\n"
+    else:
+        reference = reference.rstrip()
     tensors = (*card.inputs, *card.outputs)
     scalars = card.main_case.scalars
     libraries = f"; allowed from libraries: {', '.join(card.libraries)}" if card.libraries else ""
@@ -92,7 +96,7 @@ def brief_of(problem: Problem, language: Language) -> ProblemBrief:
         tolerance=card.tolerance,
         notes=(*card.notes, *(("tensors differ between cases",) if card.varies else ())),
         is_model=card.is_model,
-        reference=_shortened(reference),
+        reference=reference,
         start=_start(problem, card, language),
     )
 
@@ -133,12 +137,6 @@ def _start(problem: Problem, card: ProblemCard, language: Language) -> str:
     except (RatchetError, KeyError) as error:  # KeyError: a dtype that C++ has no name for
         LOG.info("no file to start from for %s in %s: %s", card.name, language, error)
         return ""
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= MOST_REFERENCE:
-        return text.rstrip()
-    return text[:MOST_REFERENCE].rstrip() + "\n# ... the rest is left out\n"
 
 
 def answer(request: Message) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from ratchet.judge.problems.problem import Problem
@@ -18,13 +18,12 @@ def space_for(problem: Problem, *, device: str = "cpu") -> Space:
         UnsupportedOp: the reference has an op that the generator does not know.
     """
     from ratchet.write.form.forms import forms_of
-    from ratchet.write.generator.space import GeneratedSpace, options_of, tile_options
+    from ratchet.write.generator.space import GeneratedSpace, options_of
 
     forms = forms_of(problem)
-    if device == "cpu":
-        options = options_of(forms)
-        return GeneratedSpace(problem=problem, forms=forms, options=options, language="cpp")
-    options = tile_options(forms)
-    space = GeneratedSpace(problem=problem, forms=forms, options=options, language="triton")
-    space.kernel(space.first()[0])  # a part of a form may have no Triton
+    language: Literal["cpp", "triton"] = "cpp" if device == "cpu" else "triton"
+    options = options_of(forms, language)
+    space = GeneratedSpace(problem=problem, forms=forms, options=options, language=language)
+    if language == "triton":
+        space.kernel(space.first()[0])  # a part of a form may have no Triton
     return space

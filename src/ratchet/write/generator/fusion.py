@@ -186,9 +186,17 @@ def _kept(outputs: Sequence[Node], factors: bool, apart: bool) -> set[Node]:
 
 
 def stripped(node: Node, *, apart: bool = False) -> tuple[Node, Index]:
-    """Return the node below affine views and casts, and the index into it for one into `node`.
+    """Return the node that is read where it lies in memory, and the index into it.
 
-    With `apart`, views need only keep the last two axes apart: no part of a place depends on both.
+    `node` is a product's factor, or what is sorted. The walk goes down through casts that round
+    nothing and through views, as long as each place of the index is even: a step along an axis of
+    `node` always adds the same. The index is in the names of the axes of `node`: that of the node
+    below a transpose of [rows, columns] is (#1, #0). The walk stops at the first node that computes
+    something, at an index that a tensor holds, and at a place that is not even.
+
+    With `apart`, a place need not be even: no term of it may depend on two of the last axis, the
+    one before it, and the others. A product then reads through a table of places for each of both
+    axes, as it does for a convolution's windows.
     """
     places: Index = axes_of(node.shape)
     names = {f"#{k}" for k in range(len(places))}
@@ -216,7 +224,6 @@ def stripped(node: Node, *, apart: bool = False) -> tuple[Node, Index]:
 
 
 def _is_apart(place: Extent, names: set[str]) -> bool:
-    """Return whether no term depends on two of: the last axis, the one before, all others."""
     count = len(names)
     last = [{f"#{count - 1}"}, {f"#{count - 2}"}]
     groups = [*last, names - last[0] - last[1]]

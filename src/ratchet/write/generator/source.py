@@ -57,10 +57,17 @@ def parts_of(paths: Sequence[Path], mark: str, used: Iterable[str], where: str =
 
     for name in used:
         want(name)
-    # Beyond 464, e4m3 has NaN in torch 2.11 and 2.12, and its largest number, 448, in 2.13.
-    beyond = hex(int(torch.tensor(1e4).to(torch.float8_e4m3fn).view(torch.uint8)))
     texts = (part for name, (_, part) in parts.items() if name in wanted)
-    return [text.replace("E4M3_BEYOND", beyond) for text in texts]
+    return [text.replace("E4M3_BEYOND", hex(_e4m3_beyond())) for text in texts]
+
+
+@functools.cache
+def _e4m3_beyond() -> int:
+    """Return torch's e4m3 code of a number beyond its largest.
+
+    Beyond 464, that is NaN in torch 2.11 and 2.12, and the largest number, 448, in 2.13.
+    """
+    return int(torch.tensor(1e4).to(torch.float8_e4m3fn).view(torch.uint8))
 
 
 @functools.cache

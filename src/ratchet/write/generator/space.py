@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -13,7 +14,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.write.author import Schedule
 from ratchet.write.form.extent import Extent
-from ratchet.write.form.form import LoopForm, Map, Matmul, View
+from ratchet.write.form.form import LoopForm, Map, Matmul, Node, View
 from ratchet.write.form.op_table import MAPS
 from ratchet.write.generator.chains import chained, epilogue_of
 from ratchet.write.generator.fusion import LoopNest, planned
@@ -86,47 +87,57 @@ class GeneratedSpace:
         )
 
 
-def options_of(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
+def options_of(
+    forms: tuple[LoopForm, ...], language: Literal["cpp", "triton"]
+) -> dict[str, tuple[str, ...]]:
     """Return the choices that matter for these forms."""
-    plans = [planned(form) for form in forms]
+    tiles = language == "triton"
+    plans = [planned(form, factors=not tiles, parts=not tiles) for form in forms]
     nests = [stage for plan in plans for stage in plan.stages if isinstance(stage, LoopNest)]
     roles = {role for nest in nests for role in nest.members.values()}
-    options = dict(OPTIONS)
+    nodes = [node for form in forms for node in form.nodes()]
+    options = dict(TILE_OPTIONS if tiles else OPTIONS)
+    unused = set() if any(turns(form) for form in forms) else {"turn" if tiles else "tile"}
     if sum(len(nest.members) for nest in nests) == len(nests):
-        del options["fuse"]
-    if all(len(chain.stages) == 1 for plan in plans for chain in chained(plan)):
-        del options["chain"]
-    if not any(set(nest.members.values()) <= {"element", "whole fold"} for nest in nests):
-        del options["block"]
-        del options["stream"]
-    if "row fold" not in roles:
-        del options["keep"]
-    if best_isa() == "portable":
-        del options["width"]  # vectors of 512 bits are not there
-    operations = {node.op for form in forms for node in form.nodes() if isinstance(node, Map)}
-    if "div" not in operations:
-        del options["division"]
-    if not any(turns(form) for form in forms):
-        del options["tile"]
-    for name in _unused_by_products(forms):
-        del options[name]
-    return options
+        unused.add("fuse")
+    if tiles:
+        if not roles & ROWWISE:
+            unused.add("row")
+        if not roles & FOLDED:
+            options["programs"] = options["programs"][:2]
+        if not nests:
+            unused.add("loop")
+        if not any(isinstance(node, Matmul) for node in nodes):
+            unused |= {"prologue", "product", "matrix_instr_nonkdim"}
+    else:
+        if all(len(chain.stages) == 1 for plan in plans for chain in chained(plan)):
+            unused.add("chain")
+        if not any(set(nest.members.values()) <= {"element", "whole fold"} for nest in nests):
+            unused |= {"block", "stream"}
+        if "row fold" not in roles:
+            unused.add("keep")
+        if best_isa() == "portable":
+            unused.add("width")  # vectors of 512 bits are not there
+        if not any(isinstance(node, Map) and node.op == "div" for node in nodes):
+            unused.add("division")
+        unused |= _unused_by_products(forms, nodes)
+    return {name: values for name, values in options.items() if name not in unused}
 
 
-def _unused_by_products(forms: tuple[LoopForm, ...]) -> list[str]:
-    """Return the choices of products that change nothing."""
-    if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
-        return ["factors", "epilogue", "depth", "rows", "columns", "direct", "denormals"]
-    unused: list[str] = []
+def _unused_by_products(forms: tuple[LoopForm, ...], nodes: Sequence[Node]) -> set[str]:
+    """Return the choices of products that change nothing in C++."""
+    if not any(isinstance(node, Matmul) for node in nodes):
+        return {"factors", "epilogue", "depth", "rows", "columns", "direct", "denormals"}
+    unused: set[str] = set()
     plans = [planned(form, apart=True) for form in forms]
     if all(plan.kept == planned(form).kept for plan, form in zip(plans, forms, strict=True)):
-        unused.append("factors")
+        unused.add("factors")
     if not any(
         epilogue_of(stage, plan.stages[place + 1 :], plan, form)
         for plan, form in zip(plans, forms, strict=True)
         for place, stage in enumerate(plan.stages)
     ):
-        unused.append("epilogue")
+        unused.add("epilogue")
     return unused
 
 
@@ -148,25 +159,3 @@ def turns(form: LoopForm) -> bool:
 
 def _schedule(choices: dict[str, str]) -> Schedule:
     return tuple(sorted(choices.items()))
-
-
-def tile_options(forms: tuple[LoopForm, ...]) -> dict[str, tuple[str, ...]]:
-    """Return the choices that matter for these forms."""
-    plans = [planned(form, factors=False, parts=False) for form in forms]
-    nests = [stage for plan in plans for stage in plan.stages if isinstance(stage, LoopNest)]
-    roles = {role for nest in nests for role in nest.members.values()}
-    options = dict(TILE_OPTIONS)
-    if sum(len(nest.members) for nest in nests) == len(nests):
-        del options["fuse"]
-    if not roles & ROWWISE:
-        del options["row"]
-    if not roles & FOLDED:
-        options["programs"] = TILE_OPTIONS["programs"][:2]
-    if not nests:
-        del options["loop"]
-    if not any(turns(form) for form in forms):
-        del options["turn"]
-    if not any(isinstance(node, Matmul) for form in forms for node in form.nodes()):
-        for name in ("prologue", "product", "matrix_instr_nonkdim"):
-            del options[name]
-    return options

@@ -10,7 +10,7 @@ import abc
 import random
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ratchet.judge.kernels.kernel import Language
 from ratchet.write.author import Proposal, Schedule
@@ -153,7 +153,7 @@ class SourceLanguage(AnswerLanguage):
     name = "source"
     most_tokens = 2048
 
-    def __init__(self, language: str = "cpp") -> None:
+    def __init__(self, language: Language = "cpp") -> None:
         self._language = language
 
     def prompt(self, task: LearnTask) -> str:
@@ -177,9 +177,8 @@ class SourceLanguage(AnswerLanguage):
         from ratchet.write.agent.prompt import Usable, read_answer
 
         entry = task.problem.name if task.problem.name.isidentifier() else "generated"
-        found = read_answer(
-            answer, language=_spoken(self._language), entry=entry, name=f"{entry}:policy"
-        )
+        name = f"{entry}:policy"
+        found = read_answer(answer, language=self._language, entry=entry, name=name)
         if isinstance(found, Usable):
             return Proposal(kernel=found.kernel, author=AUTHOR)
         return found.why
@@ -187,7 +186,7 @@ class SourceLanguage(AnswerLanguage):
 
 def agent_messages(
     task: LearnTask,
-    language: str,
+    language: Language,
     tried: Parent | None = None,
     *,
     kind: Literal["draft", "fix", "improve"] = "draft",
@@ -199,7 +198,7 @@ def agent_messages(
     from ratchet.write.agent.strategy import Assignment
 
     facts = TurnFacts(
-        brief=brief_of(task.problem, _spoken(language)),
+        brief=brief_of(task.problem, language),
         device=tuple(device_facts(probe("cpu"))),
         passages=(),
         best=(),
@@ -207,15 +206,9 @@ def agent_messages(
         unusable=(),
     )
     parents = [] if tried is None else [tried]
-    messages = render(_spoken(language), facts, Assignment(kind=kind), parents)
+    messages = render(language, facts, Assignment(kind=kind), parents)
     return [(one.role, one.content) for one in messages]
 
 
 def language_of(answers: str, language: str) -> AnswerLanguage:
-    return ScheduleLanguage() if answers == "schedule" else SourceLanguage(language)
-
-
-def _spoken(language: str) -> Language:
-    from ratchet.write.writing_result import LANGUAGES
-
-    return next(one for one in LANGUAGES if one == language)
+    return ScheduleLanguage() if answers == "schedule" else SourceLanguage(cast(Language, language))

@@ -258,10 +258,20 @@ class VllmRollouts(Rollouts):
         tokenizer: PreTrainedTokenizerFast,
         requests: Sequence[DrawRequest],
     ) -> list[list[Sampled]]:
-        """Return the answers to each request.
+        """Return the answers to each request, in the requests' order, drawn in one batch.
+
+        A request has `count` answers, or one at a temperature of 0. The engine is started at the
+        first call, and takes the model's weights if they changed since the last one. Each answer's
+        `logs` are the engine's own: its bfloat16 weights give other probabilities than the trained
+        ones, and GRPO divides by those that an answer was drawn with. The first answers of all are
+        compared with the model's own probabilities, since vLLM only warns about weights it lacks.
+
+        If any request limits its answers to choices that have one token each, transformers draws
+        all of them: they are a few tokens long.
 
         Raises:
-            LearnError: vLLM cannot run this model, or a prompt is longer than it can read.
+            LearnError: vLLM cannot run this model, its weights are not the model's, or a prompt is
+                longer than it can read.
         """
         if any(allowed_tokens(tokenizer, one.choices) for one in requests):
             return super().draw(model, tokenizer, requests)
@@ -304,10 +314,7 @@ class VllmRollouts(Rollouts):
     def _check(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, answers: Sequence[Sampled]
     ) -> None:
-        """Raise a LearnError, at the first answers, if the engine's weights are not the model's.
-
-        vLLM only warns about weights that it did not find.
-        """
+        """Raise a LearnError, at the first answers, if the engine's weights are not the model's."""
         if self._checked or not answers:
             return
         self._checked = True

@@ -21,7 +21,7 @@ from ratchet.write.form.extent import Extent, whole
 from ratchet.write.form.form import LoopForm, Map, Matmul, Node, Scan, Scatter, View
 from ratchet.write.form.op_table import MAPS
 from ratchet.write.generator import space_for
-from ratchet.write.generator.fusion import FusionPlan, LoopNest, planned
+from ratchet.write.generator.fusion import LoopNest, planned
 from ratchet.write.generator.space import GeneratedSpace
 
 LOG = logging.getLogger(__name__)
@@ -175,11 +175,12 @@ def blurred(summary: str, share: float, source: random.Random) -> str:
 
 def loop_facts(form: LoopForm, case: Case) -> dict[str, int]:
     """Return the facts of a form at a case's sizes."""
+    sizes = _Sizes(form, case)
     return {
-        **_tensors(form, case),
-        **_stages(form, case),
-        **_largest_nest(form, case),
-        **_product(form, case),
+        **_tensors(form, case, sizes),
+        **_stages(form, sizes),
+        **_largest_nest(form, sizes),
+        **_product(form, sizes),
         **_operations(form),
     }
 
@@ -213,11 +214,11 @@ class _Sizes:
         return _power(sum(self.elements(one.shape) * BYTES.get(one.dtype, 1) for one in nodes))
 
 
-def _tensors(form: LoopForm, case: Case) -> dict[str, int]:
+def _tensors(form: LoopForm, case: Case, sizes: _Sizes) -> dict[str, int]:
     read = sum(math.prod(one.shape) * BYTES.get(one.dtype, 1) for one in case.inputs)
     return {
         "in": _power(read),
-        "out": _Sizes(form, case).memory(form.outputs),
+        "out": sizes.memory(form.outputs),
         "inputs": len(form.inputs),
         "outputs": len(form.outputs),
         "narrow_in": sum(one.dtype in NARROW for one in form.inputs),
@@ -225,30 +226,25 @@ def _tensors(form: LoopForm, case: Case) -> dict[str, int]:
     }
 
 
-def _stages(form: LoopForm, case: Case) -> dict[str, int]:
+def _stages(form: LoopForm, sizes: _Sizes) -> dict[str, int]:
     """Return stages, memory between them, and results that a later stage reads again."""
-    sizes, found = _Sizes(form, case), {}
+    found = {}
     for name, plan in (("", planned(form)), ("_apart", planned(form, fuse=False))):
         found["stages" + name] = len(plan.stages)
-        found["between" + name] = sizes.memory(
-            [one for one in plan.kept if one not in plan.outputs]
-        )
-        found["reread" + name] = sizes.memory(_read_again(plan))
+        between = [one for one in plan.kept if one not in plan.outputs]
+        found["between" + name] = sizes.memory(between)
+        again = [
+            node
+            for stage in plan.stages
+            for node in stage.nodes
+            if node in plan.outputs and node in plan.read_outside([stage])
+        ]
+        found["reread" + name] = sizes.memory(again)
     return found
 
 
-def _read_again(plan: FusionPlan) -> list[Node]:
-    return [
-        node
-        for stage in plan.stages
-        for node in stage.nodes
-        if node in plan.outputs and node in plan.read_outside([stage])
-    ]
-
-
-def _largest_nest(form: LoopForm, case: Case) -> dict[str, int]:
+def _largest_nest(form: LoopForm, sizes: _Sizes) -> dict[str, int]:
     """Return the size of the largest loop nest, of its rows, and the roles of its members."""
-    sizes = _Sizes(form, case)
     nests = [one for one in planned(form).stages if isinstance(one, LoopNest)]
     if not nests:
         return {}
@@ -261,9 +257,8 @@ def _largest_nest(form: LoopForm, case: Case) -> dict[str, int]:
     return facts | {f"{role}s": count for role, count in sorted(roles.items())}
 
 
-def _product(form: LoopForm, case: Case) -> dict[str, int]:
+def _product(form: LoopForm, sizes: _Sizes) -> dict[str, int]:
     """Return the sizes of the largest matrix product, (batch, m, k) by (batch, k, n)."""
-    sizes = _Sizes(form, case)
     products = [one for one in form.nodes() if isinstance(one, Matmul)]
     if not products:
         return {}

@@ -181,12 +181,8 @@ class Experience:
         return [others[index] for index in order if times[index] <= limit]
 
 
-class RandomSearch:
+class RandomSearch(SearchStrategy):
     name = "random"
-
-    def __init__(self, space: Space, source: random.Random) -> None:
-        self._space = space
-        self._source = source
 
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
         seen = {trial.schedule for trial in trials}

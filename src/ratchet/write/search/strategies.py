@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import importlib.util
 import itertools
 import math
@@ -9,7 +10,7 @@ import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.write.author import Schedule, Space
@@ -32,21 +33,23 @@ class Move:
     note: str = ""
 
 
-class SearchStrategy(Protocol):
+class SearchStrategy(abc.ABC):
     """Chooses schedules. It keeps no state but its source of chance: the trials say everything, so
     a resumed run goes on as if it had never stopped."""
 
-    @property
-    def name(self) -> str:
-        """Return the strategy's name on the command line and in the ledger."""
-        ...
+    name: str
+    """On the command line and in the ledger."""
 
+    def __init__(self, space: Space, source: random.Random) -> None:
+        self._space = space
+        self._source = source
+
+    @abc.abstractmethod
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
         """Return up to `count` moves to schedules that no trial has; none if the space is used up.
 
         `trials` are in the order in which they were screened.
         """
-        ...
 
 
 def ranked(trials: Sequence[ScoredSchedule]) -> list[ScoredSchedule]:
@@ -104,12 +107,8 @@ PRIOR: Final = 1.0
 """Trials without any effect that are added to those of each value: one lucky time says little."""
 
 
-class Evolution:
+class Evolution(SearchStrategy):
     name = "evolution"
-
-    def __init__(self, space: Space, source: random.Random) -> None:
-        self._space = space
-        self._source = source
 
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
         seen = {trial.schedule for trial in trials}
@@ -202,7 +201,7 @@ STARTUP: Final = 12
 """Trials that are drawn before the estimator suggests any."""
 
 
-class OptunaSearch:
+class OptunaSearch(SearchStrategy):
     """Lets optuna choose; its study is rebuilt from the trials of each turn."""
 
     name = "optuna"
@@ -213,8 +212,7 @@ class OptunaSearch:
             raise KernelError(
                 "--search optuna needs optuna: pip install 'torch-ratchet[write]', or leave it out"
             )
-        self._space = space
-        self._source = source
+        super().__init__(space, source)
         self._choices = _choices(space, source)
 
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
