@@ -122,6 +122,11 @@ def card(admitted: AdmittedRecipe, name: str, how: Sequence[str]) -> bytes:
         for one in admitted.libraries
         if one in LIBRARY
     ]
+    rows = [
+        f"| `{own.kernel.entry}` | {own.kernel.language} | {figure(own)} | "
+        f"`{own.kernel.hash[:12]}` |"
+        for own in admitted.kernels
+    ]
     lines = [
         f"# {name}",
         "",
@@ -142,7 +147,9 @@ def card(admitted: AdmittedRecipe, name: str, how: Sequence[str]) -> bytes:
         f"faster than plain torch. Machine: {admitted.machine}. Versions:",
         f"{versions}.",
         "",
-        *_table(admitted.kernels),
+        "| kernel | language | speed-up | hash |",
+        "|---|---|---|---|",
+        *rows,
         "",
         *_whole_step(admitted),
         "Speed-ups are plain torch's time over the kernel's, with the interval of the paired",
@@ -157,15 +164,6 @@ def figure(one: AdmittedKernel) -> str:
     """Return a kernel's measured speed-up with its interval; a dash without one."""
     ratio = one.verdict.verdict.speedup.vs_reference if one.verdict else None
     return "-" if ratio is None else f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-
-
-def _table(kernels: Sequence[AdmittedKernel]) -> list[str]:
-    rows = [
-        f"| `{one.entry}` | {one.language} | {figure(own)} | `{one.hash[:12]}` |"
-        for own in kernels
-        for one in (own.kernel,)
-    ]
-    return ["| kernel | language | speed-up | hash |", "|---|---|---|---|", *rows]
 
 
 def _whole_step(admitted: AdmittedRecipe) -> list[str]:

@@ -17,7 +17,7 @@ from ratchet.base import scratch
 from ratchet.base.errors import PublishError
 from ratchet.base.process import watchdog
 from ratchet.judge.kernels.kernel import Kernel
-from ratchet.train.publish.admitted import AdmittedRecipe, admit, figure, judged_again
+from ratchet.train.publish.admitted import admit, figure, judged_again
 from ratchet.train.publish.export_result import (
     INSTALL,
     ExportedKernel,
@@ -32,15 +32,7 @@ from ratchet.train.publish.patch import export_patch
 from ratchet.train.publish.program import export_workload
 from ratchet.train.workloads.names import LoadOptions
 
-# Check an export as its user meets it: loaded in a new process, tested, its sources read back.
-
 TIMEOUT_S: Final = 900.0
-
-
-def check_kernels_package() -> None:
-    """Refuse to go on where the package `kernels` is missing."""
-    if find_spec("kernels") is None:
-        raise PublishError(f"--to kernels loads the export with `kernels`: {INSTALL}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,13 +151,16 @@ def export_kernels(
         RatchetError: a recipe without proven kernels, a folder that holds something, an export that
             does not load.
     """
-    if form == "kernels":
-        check_kernels_package()
+    if form == "kernels" and find_spec("kernels") is None:
+        raise PublishError(f"--to kernels loads the export with `kernels`: {INSTALL}")
     with new_folder(out) as stage:
         if name is not None and not _NAME.fullmatch(name):
             raise PublishError(f"--name {name!r}: use small letters, digits and single hyphens")
         admitted = admit(recipe, ledger)
-        package = KernelPackage(admitted, (name or default_name(admitted)).replace("-", "_"))
+        if name is None:
+            words = re.findall(r"[a-z0-9]+", admitted.recipe.workload.lower())
+            name = "-".join(["kernels", *words])[:60].rstrip("-")
+        package = KernelPackage(admitted, name.replace("-", "_"))
         layout = hub_layout(package) if form == "kernels" else wheel_layout(package)
         write_files(stage, layout.files)
         found = loaded(stage, layout)
@@ -199,9 +194,3 @@ def export_kernels(
         ),
         left_out=tuple(admitted.left_out.items()),
     )
-
-
-def default_name(admitted: AdmittedRecipe) -> str:
-    """Return a name for a package from that of the recipe's workload."""
-    words = re.findall(r"[a-z0-9]+", admitted.recipe.workload.lower())
-    return "-".join(["kernels", *words])[:60].rstrip("-")

@@ -158,9 +158,7 @@ def next_lines(result: ExportResult) -> list[str]:
 def _fallbacks(result: ExportResult) -> m.ReportSection | None:
     if result.to != "export":
         return None
-    if not result.fallbacks:
-        return m.section("Operators that may fall back", m.Words("None."))
-    table = m.ResultTable(FALLBACKS, result.fallbacks)
+    table = m.ResultTable(FALLBACKS, result.fallbacks) if result.fallbacks else m.Words("None.")
     return m.section("Operators that may fall back", table)
 
 

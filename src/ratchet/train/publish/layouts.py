@@ -37,14 +37,22 @@ def hub_layout(package: KernelPackage) -> ExportLayout:
     `torch-ext/` holds the sources, `build/` one variant: for C++ of this torch and architecture,
     for Triton `torch-universal`, since every GPU compiles it for itself.
     """
-    backend = "cpu" if package.has("cpp") else _gpu_backend(package)
+    targets = [getattr(one.installed, "isa", "") for one in package.admitted.kernels]
+    on_gpu = "rocm" if any(target.startswith("gfx") for target in targets) else "cuda"
+    backend = "cpu" if package.has("cpp") else on_gpu
     own = f"_{package.name}_{backend}_{package.digest[:8]}"
     name, package = hub_name(package.name), KernelPackage(package.admitted, package.name, own)
-    variant, sources = PurePosixPath("build") / variant_of(package), _below("torch-ext", package)
+    variant, sources = (
+        PurePosixPath("build") / variant_of(package),
+        PurePosixPath("torch-ext") / package.name,
+    )
     built = {path: text for path, text in package.modules.items() if path.parts[0] != "csrc"}
     built |= package.libraries() | {PurePosixPath(KERNELS): package.manifest(built=True)}
     built[PurePosixPath(package.name) / "__init__.py"] = _OLDER.format(id=own).encode()
-    digests = {str(path): _digest(text) for path, text in sorted(built.items())}
+    digests = {
+        str(path): base64.b64encode(hashlib.sha256(text).digest()).decode()
+        for path, text in sorted(built.items())
+    }
     metadata = {
         "id": own,
         "name": name,
@@ -72,7 +80,7 @@ def hub_layout(package: KernelPackage) -> ExportLayout:
 
 def wheel_layout(package: KernelPackage) -> ExportLayout:
     """Return a project that pip builds; its C++ is compiled on the machine that installs it."""
-    name, sources = hub_name(package.name), _below("src", package)
+    name, sources = hub_name(package.name), PurePosixPath("src") / package.name
     files = _own_files(package, f"import {package.name} as package", sources)
     project = _PROJECT.format(name=name, package=package.name, license=LICENSE, torch=TORCH)
     files[PurePosixPath("pyproject.toml")] = project.encode()
@@ -105,19 +113,6 @@ def _own_files(package: KernelPackage, load: str, sources: PurePosixPath) -> Fil
     files[sources / KERNELS] = package.manifest(built=False)
     files[TESTS] = package.tests(f"{load}\nDEVICE = {device}")
     return files
-
-
-def _below(folder: str, package: KernelPackage) -> PurePosixPath:
-    return PurePosixPath(folder) / package.name
-
-
-def _gpu_backend(package: KernelPackage) -> str:
-    targets = (getattr(one.installed, "isa", "") for one in package.admitted.kernels)
-    return "rocm" if any(target.startswith("gfx") for target in targets) else "cuda"
-
-
-def _digest(content: bytes) -> str:
-    return base64.b64encode(hashlib.sha256(content).digest()).decode()
 
 
 _FRONT: Final = """---

@@ -24,6 +24,7 @@ OPTIMIZER: Final = re.compile(
     re.IGNORECASE,
 )
 """Names of classes and functions that make an optimizer: torch's, and usual others."""
+INSTALLS: Final = ("ratchet.compile", "ratchet.trainer_callback", "ratchet.lightning_callback")
 PASTE: Final = "step = ratchet.compile(step, model, optimizer, recipe=...)"
 
 
@@ -72,7 +73,8 @@ def patched(text: str, recipe: str, script: str, variables: dict[str, str]) -> s
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError) as error:
         raise PublishError(f"{script} is not a Python file ({error}): name the script") from error
-    if any(isinstance(one, ast.Attribute) and _is_installed(one) for one in ast.walk(tree)):
+    named = (ast.unparse(one) for one in ast.walk(tree) if isinstance(one, ast.Attribute))
+    if not {*INSTALLS}.isdisjoint(named):
         raise PublishError(f"{script} has a recipe in it already: change its path there")
     quoted = json.dumps(recipe, ensure_ascii=False)
     found = _of_trainer(tree, quoted) or _of_loop(tree, quoted)
@@ -82,14 +84,14 @@ def patched(text: str, recipe: str, script: str, variables: dict[str, str]) -> s
             f"assignment: paste `{PASTE}` yourself"
         )
     lines, end = text.splitlines(keepends=True), "\r\n" if "\r\n" in text else "\n"
-    lines[found.after - 1] = _ended(lines[found.after - 1])
+    if found.after == len(lines) and not lines[-1].endswith("\n"):
+        lines[-1] += end
     lines.insert(found.after, found.text + end)
-    if not _imports_ratchet(tree):
+    imports = (one for one in tree.body if isinstance(one, ast.Import))
+    if not any(each.name == "ratchet" for one in imports for each in one.names):
         prefix = " ".join(f"{name}={value}" for name, value in variables.items())
         note = [f"# Start this script with {prefix}{end}"] if variables else []
         at = _after_imports(tree)
-        if at:
-            lines[at - 1] = _ended(lines[at - 1])
         lines[at:at] = [f"import ratchet{end}", *note]
     new = "".join(lines)
     ast.parse(new)
@@ -193,21 +195,6 @@ def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
                 yield one.asname or one.name, node.module.partition(".")[0]
 
 
-def _imports_ratchet(tree: ast.Module) -> bool:
-    return any(
-        isinstance(one, ast.Import) and any(each.name == "ratchet" for each in one.names)
-        for one in tree.body
-    )
-
-
-def _is_installed(node: ast.Attribute) -> bool:
-    return ast.unparse(node) in (
-        "ratchet.compile",
-        "ratchet.trainer_callback",
-        "ratchet.lightning_callback",
-    )
-
-
 def _after_imports(tree: ast.Module) -> int:
     """Return the last line of the first imports, else of the docstring, else 0."""
     last = 0
@@ -226,10 +213,6 @@ def _line_after(node: ast.stmt, text: str) -> Insertion:
 
 def _line(node: ast.stmt) -> int:
     return node.end_lineno or node.lineno
-
-
-def _ended(line: str) -> str:
-    return line if line.endswith("\n") else f"{line}\n"
 
 
 def _read(script: Path) -> str:

@@ -145,7 +145,8 @@ def export_workload(workload: str, options: LoadOptions, out: Path) -> ExportRes
         _update_of(loaded)  # says at once what cannot be exported
         programs, fallbacks = [], []
         for make in (_forward, _step):
-            program, missing = _written(make(loaded), stage, _tolerance(loaded))
+            exact = loaded.as_written().precision in ("fp32", "fp64")
+            program, missing = _written(make(loaded), stage, EXACT if exact else LOW)
             programs.append(program)
             fallbacks += missing
         files = written_files(stage)
@@ -221,15 +222,20 @@ def _fallbacks(name: str, operators: Sequence[OpOverload]) -> list[Fallback]:
     return found
 
 
+def _autocast(workload: Workload) -> torch.autocast:
+    enabled = workload.precision == "bf16_autocast"
+    return torch.autocast(workload.device.partition(":")[0], torch.bfloat16, enabled=enabled)
+
+
 class _Autocast(nn.Module):
     """A model under the workload's autocast, which is a part of its forward pass."""
 
-    def __init__(self, model: nn.Module, device: str, enabled: bool) -> None:
+    def __init__(self, model: nn.Module, workload: Workload) -> None:
         super().__init__()
-        self.model, self._device, self._enabled = model, device, enabled
+        self.model, self._workload = model, workload
 
     def forward(self, *arguments: object, **named: object) -> object:
-        with torch.autocast(self._device, torch.bfloat16, enabled=self._enabled):
+        with _autocast(self._workload):
             return self.model(*arguments, **named)
 
 
@@ -247,7 +253,7 @@ def _forward(workload: Workload) -> TracedProgram:
     handle.remove()
     if not given:
         raise PublishError(f"the loss of {workload.name} does not call its model")
-    module = _Autocast(model.eval(), _kind(workload), workload.precision == "bf16_autocast")
+    module = _Autocast(model.eval(), workload)
     with torch.no_grad():
         wanted = _tensors(module(*given[0][0], **given[0][1]))
     return TracedProgram(
@@ -332,7 +338,8 @@ def _update_of(workload: Workload) -> Update:
             norm = torch.stack(squares).sum().sqrt()
             factor = (clip_norm / (norm + CLIP_EPS)).clamp(max=1.0)
         size, root = lr / (1 - beta1**step), (1 - beta2**step).sqrt()
-        new, first, second = list(parameters), *_halves(state[:-1])
+        middle = len(state) // 2
+        new, first, second = list(parameters), state[:middle], state[middle:-1]
         for index, gradient in enumerate(given):
             if gradient is None:  # torch leaves such a parameter as it is
                 continue
@@ -346,24 +353,10 @@ def _update_of(workload: Workload) -> Update:
     return update
 
 
-def _halves(moments: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    middle = len(moments) // 2
-    return moments[:middle], moments[middle:]
-
-
 def _loss_of(workload: Workload, model: nn.Module, batch: object) -> Tensor:
     assert workload.loss is not None
-    enabled = workload.precision == "bf16_autocast"
-    with torch.autocast(_kind(workload), torch.bfloat16, enabled=enabled):
+    with _autocast(workload):
         return workload.loss(model, batch)
-
-
-def _kind(workload: Workload) -> str:
-    return workload.device.partition(":")[0]
-
-
-def _tolerance(workload: Workload) -> float:
-    return EXACT if workload.as_written().precision in ("fp32", "fp64") else LOW
 
 
 def _tensors(found: object) -> list[Tensor]:

@@ -90,8 +90,16 @@ def tiny_hf(name: str, device: torch.device, *, seed: int = 0) -> Workload:
     Raises WorkloadError, with the first reason, if the type trains at none of them.
     """
     config = copy.deepcopy(_least_config(name, device))
-    made = _build(f"{PREFIX}{name}", config, LEAST_BATCHING, _plain_request(device, seed))
+    made = _least(name, config, device, seed)
     return replace(made, optimizer=AdamWSpec(eps=STEADY_EPS))
+
+
+def _least(name: str, config: PretrainedConfig, device: torch.device, seed: int) -> Workload:
+    size = LEAST_BATCHING.batch_size
+    request = Request(
+        seed=seed, batch_size=size, sequence=None, precision=None, text=None, device=device
+    )
+    return _build(f"{PREFIX}{name}", config, LEAST_BATCHING, request)
 
 
 @functools.cache
@@ -106,7 +114,7 @@ def _least_config(name: str, device: torch.device) -> PretrainedConfig:
             if needed_bytes > LARGEST_LEAST_BYTES:
                 needed = f"{needed_bytes / 1e9:.1f} GB"
                 raise WorkloadError(f"its least form needs {needed}; write a file.py:function")
-            made = _build(f"{PREFIX}{name}", config, LEAST_BATCHING, _plain_request(device, 0))
+            made = _least(name, config, device, 0)
             torch.autograd.backward(hf_loss(made.model.train(), made.batch(0)))
         except Exception as error:  # transformers' code may raise anything for odd sizes
             why = why or error
@@ -134,13 +142,6 @@ def _default_fault(name: str) -> Exception | None:
     return None
 
 
-def _plain_request(device: torch.device, seed: int) -> Request:
-    size = LEAST_BATCHING.batch_size
-    return Request(
-        seed=seed, batch_size=size, sequence=None, precision=None, text=None, device=device
-    )
-
-
 def hf_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """Return the loss that the model computes from its labels."""
     loss: Tensor = model(**batch).loss
@@ -162,9 +163,16 @@ def quiet_transformers() -> Iterator[None]:
 
 def _build(spec: str, config: PretrainedConfig, batching: Batching, request: Request) -> Workload:
     head = head_of(config, spec)
-    batching = _asked(batching, request, head, spec)
+    if head.unit != "tokens" and (request.sequence or request.text):
+        kind = "images" if head.unit == "images" else "audio"
+        raise WorkloadError(f"{spec} is trained on {kind}; leave out sequence and text")
+    usual = IMAGES_PER_BATCH if head.unit == "images" else batching.batch_size
+    batching = replace(
+        batching,
+        batch_size=request.batch_size or usual,
+        sequence=request.sequence or batching.sequence,
+    )
     model = _model(config, head, spec, request)
-    _name_loss(model)
     data = Data(seed=request.seed, device=request.device, text=request.text)
     tokens = batching.batch_size * (batching.sequence if head.unit == "tokens" else 1)
     return Workload(
@@ -183,32 +191,11 @@ def _build(spec: str, config: PretrainedConfig, batching: Batching, request: Req
     )
 
 
-def _name_loss(model: nn.Module) -> None:
-    """Set the model's loss type before transformers looks it up during a step.
-
-    The lookup uses a regular expression on the class name, which breaks the graph.
-    """
-    if type(model).__name__.endswith("LMHeadModel"):
-        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
-
-
 def _shrink(spec: str, config: PretrainedConfig, request: Request, seed: int) -> Workload:
     asked = replace(request, seed=seed, batch_size=None, sequence=None, text=None)
     with quiet_transformers():
         small = small_config(config, TINY)
     return _build(spec, small, TINY_BATCHING, asked)
-
-
-def _asked(batching: Batching, request: Request, head: Head, spec: str) -> Batching:
-    if head.unit != "tokens" and (request.sequence or request.text):
-        kind = "images" if head.unit == "images" else "audio"
-        raise WorkloadError(f"{spec} is trained on {kind}; leave out sequence and text")
-    usual = IMAGES_PER_BATCH if head.unit == "images" else batching.batch_size
-    return replace(
-        batching,
-        batch_size=request.batch_size or usual,
-        sequence=request.sequence or batching.sequence,
-    )
 
 
 def _model(config: PretrainedConfig, head: Head, spec: str, request: Request) -> nn.Module:
@@ -225,8 +212,10 @@ def _model(config: PretrainedConfig, head: Head, spec: str, request: Request) ->
                 f"{spec!r} cannot be built from its configuration ({type(error).__name__}: "
                 f"{error}); give a folder whose config.json describes a whole model"
             ) from error
-    if getattr(model, "loss_type", "") is None:
-        # transformers infers no loss from some class names, warns in the step and takes this one.
+    # transformers looks the loss up during a step, by a regular expression on the class name, which
+    # breaks the graph. Where it finds none it warns, and takes this one.
+    unknown = getattr(model, "loss_type", "") is None
+    if unknown or type(model).__name__.endswith("LMHeadModel"):
         model.__dict__["loss_type"] = "ForCausalLM"
     return model.to(request.device)
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-# Small configurations of Hugging Face models, of any type and nested to any depth.
-
 LAYERS = re.compile(r"(^|_)(layers?|n_layers?|depth|layers_per_stack)$|^num_blocks$")
 DEPTHS = re.compile(r"(^|_)(depths|layers_per_stage|num_blocks|num_layers_per_stage)$")
 VOCABULARY = re.compile(r"vocab(ulary)?_size(_per_layer_input)?$|_vocab$")
@@ -72,22 +70,12 @@ class Widths:
 
     def by_name(self) -> dict[str, int]:
         """Return these sizes under the names that transformers' configurations use."""
-        wide = (
-            "intermediate_size",
-            "intermediate_size_mlp",
-            "ffn_dim",
-            "encoder_ffn_dim",
-            "decoder_ffn_dim",
-            "d_ff",
-        )
+        wide = ("intermediate_size", "intermediate_size_mlp", "ffn_dim", "encoder_ffn_dim",
+                "decoder_ffn_dim", "d_ff")  # fmt: skip
         narrow = ("hidden_size", "d_model", "word_embed_proj_dim", "embedding_size",
                   "text_hidden_size", "hidden_size_global")  # fmt: skip
-        heads = (
-            "num_attention_heads",
-            "num_heads",
-            "encoder_attention_heads",
-            "decoder_attention_heads",
-        )
+        heads = ("num_attention_heads", "num_heads", "encoder_attention_heads",
+                 "decoder_attention_heads")  # fmt: skip
         head_dim = self.hidden // self.heads
         return {
             "max_position_embeddings": self.positions,
@@ -116,10 +104,12 @@ def small_config(config: PretrainedConfig, dimensions: Dimensions) -> Pretrained
         for name in config.sub_configs
         if getattr(config, name, None) is not None
     }
+    # Fields without a value of their own have one for each kind of layer.
+    by_layer = getattr(config, "per_layer_attributes", None) or ()
     own = {
         name: getattr(config, name, None)
         for name in config.to_dict()
-        if name not in (*nested, *_NOT_SWITCHES, *_by_layer(config))
+        if name not in (*nested, *_NOT_SWITCHES, *by_layer)
     }
     layers = _layers(own, dimensions)
     sizes = _sized(config, own, dimensions, max(len(layers), dimensions.layers))
@@ -144,11 +134,6 @@ def _derived(config: PretrainedConfig) -> set[str]:
     }
 
 
-def _by_layer(config: PretrainedConfig) -> tuple[str, ...]:
-    """Return the fields that have no value of their own, only one for each kind of layer."""
-    return tuple(getattr(config, "per_layer_attributes", None) or ())
-
-
 def _small_part(config: PretrainedConfig, name: str, dimensions: Dimensions) -> PretrainedConfig:
     part = getattr(config, name)
     if part.model_type not in _TIMM or name != "backbone_config":
@@ -156,13 +141,10 @@ def _small_part(config: PretrainedConfig, name: str, dimensions: Dimensions) -> 
     from transformers import AutoConfig
 
     # transformers has the same networks as timm's, which may not be installed.
-    stages = ["stage2", "stage3", "stage4"] if _several(part) else ["stage4"]
+    several = len(getattr(part, "out_indices", None) or ()) > 1
+    stages = ["stage2", "stage3", "stage4"] if several else ["stage4"]
     resnet = AutoConfig.for_model("resnet", depths=[1, 1, 1, 1], out_features=stages)
     return without_dropout(resnet)
-
-
-def _several(part: PretrainedConfig) -> bool:
-    return len(getattr(part, "out_indices", None) or ()) > 1
 
 
 def _layers(own: Mapping[str, Json], dimensions: Dimensions) -> list[int]:
@@ -193,7 +175,14 @@ def _sized(
 ) -> dict[str, Json]:
     """Return the fields that hold a size, small."""
     sizes = _widths(type(config).attribute_map, own, dimensions)
-    largest = _largest(dimensions.vocabulary, layers)
+    largest = (  # of the fields whose names have a form; None counts as larger
+        (LAYERS, layers),
+        (VOCABULARY, dimensions.vocabulary),
+        (EXPERTS, EXPERTS_KEPT),
+        (CHOSEN_EXPERTS, EXPERTS_CHOSEN),
+        (GROUPS, 1),
+        (QUERIES, QUERIES_KEPT),
+    )
     for name, value in own.items():
         most = next((most for form, most in largest if form.search(name)), None)
         if DEPTHS.search(name) and _is_list(value):
@@ -211,18 +200,6 @@ def _sized(
     if "id2label" in own:
         sizes["num_labels"] = LABELS
     return sizes
-
-
-def _largest(vocabulary: int, layers: int) -> list[tuple[re.Pattern[str], int]]:
-    """Return the largest value of fields by the form of their names; None counts as larger."""
-    return [
-        (LAYERS, layers),
-        (VOCABULARY, vocabulary),
-        (EXPERTS, EXPERTS_KEPT),
-        (CHOSEN_EXPERTS, EXPERTS_CHOSEN),
-        (GROUPS, 1),
-        (QUERIES, QUERIES_KEPT),
-    ]
 
 
 def _widths(

@@ -125,7 +125,7 @@ def candidates(
         labels = words if head.inputs == "audio" else (0, classes, (size,))
         yield from _audio(model, size, labels, make)
         return
-    side = image_side(config)
+    side = whole(config, ("image_size",), IMAGE)
     image = (size, whole(config, ("num_channels", "in_channels"), 3), side, side)
     if head.inputs == "classes":
         one_each: dict[str, Integers] = {"labels": (0, classes, (size,))}
@@ -244,8 +244,10 @@ def captions(model: nn.Module, batching: Batching, data: Data) -> Iterator[Batch
     config: PretrainedConfig = model.config
     words = next_words(vocabulary(config) - RESERVED, batching, data)
     image_id = whole(config, ("image_token_id", "image_token_index"), 0)
-    side = image_side(config)
-    others = tuple(name for name in _required(model) if name.endswith("_input_ids"))
+    side = whole(config, ("image_size",), IMAGE)
+    parameters = inspect.signature(model.forward).parameters
+    required = (name for name, one in parameters.items() if one.default is one.empty)
+    others = tuple(name for name in required if name.endswith("_input_ids"))
     seen: dict[str, Integers] = {}
     if takes(model, "image_attention_mask"):  # which of its images a word sees
         seen["image_attention_mask"] = (1, 2, (batching.batch_size, batching.sequence, 1))
@@ -281,11 +283,6 @@ def takes(model: nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def _required(model: nn.Module) -> list[str]:
-    parameters = inspect.signature(model.forward).parameters
-    return [name for name, one in parameters.items() if one.default is one.empty]
-
-
 def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     yield config
     for name in config.sub_configs:
@@ -299,11 +296,6 @@ def vocabulary(config: PretrainedConfig) -> int:
     return words or whole(config, ("vocab_size",), 2)
 
 
-def image_side(config: object) -> int:
-    """Return the side of the model's images."""
-    return whole(config, ("image_size",), IMAGE)
-
-
 def whole(config: object, names: tuple[str, ...], usual: int) -> int:
     """Return the first of these fields that the configuration, or a part of it, has."""
     for part in _parts(config):
@@ -315,9 +307,6 @@ def whole(config: object, names: tuple[str, ...], usual: int) -> int:
     return usual
 
 
-# Batches for Hugging Face models: words, images, clips and audio, with the labels of each head.
-
-
 def batches_for(model: nn.Module, head: Head, batching: Batching, data: Data) -> BatchFunction:
     """Return batches that `model` takes.
 
@@ -325,17 +314,15 @@ def batches_for(model: nn.Module, head: Head, batching: Batching, data: Data) ->
     ones are tried in turn. Raises WorkloadError if the model takes none of them.
     """
     config: PretrainedConfig = model.config
-    if head.inputs == "words":
-        return next_words(vocabulary(config), batching, data)
+    symbols, main = vocabulary(config), getattr(model, "main_input_name", "")
     if head.inputs == "captions":
         return _first_taken(model, captions(model, batching, data))
-    if head.inputs == "audio" and getattr(model, "main_input_name", "") == "input_ids":
-        return next_words(vocabulary(config), batching, data)
-    if head.inputs == "masked" and vocabulary(config) <= BYTE_SYMBOLS + 1:
-        return next_words(vocabulary(config), batching, data)
+    of_words = head.inputs == "words" or (head.inputs == "audio" and main == "input_ids")
+    if of_words or (head.inputs == "masked" and symbols <= BYTE_SYMBOLS + 1):
+        return next_words(symbols, batching, data)
     if head.inputs == "masked":
-        return NamedBatches(source=_masked_words(vocabulary(config), batching, data))
-    if head.inputs == "classes" and getattr(model, "main_input_name", "") == "pixel_values":
+        return NamedBatches(source=_masked_words(symbols, batching, data))
+    if head.inputs == "classes" and main == "pixel_values":
         return NamedBatches(source=_images(config, batching, data), inputs="pixel_values")
     return _first_taken(model, candidates(model, head, batching, data))
 
@@ -363,7 +350,7 @@ def _images(config: PretrainedConfig, batching: Batching, data: Data) -> MadeIma
         hidden=0,
         layers=0,
         heads=1,
-        image=image_side(config),
+        image=whole(config, ("image_size",), IMAGE),
         patch=whole(config, ("patch_size",), PATCH),
         classes=int(config.num_labels),
         batch_size=batching.batch_size,

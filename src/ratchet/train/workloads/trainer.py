@@ -46,15 +46,18 @@ def trainer_workload(trainer: Trainer, spec: str, request: Request) -> Workload:
         torch.manual_seed(request.seed)
         trainer.model = trainer.call_model_init().to(trainer.args.device)
     _checkpoint_activations(trainer)
-    batches = TrainerBatches(trainer, spec, request.seed)
-    unit, count = _counted(batches(0))
-    return _workload(trainer, trainer.model, batches, unit, count)
+    return _workload(trainer, trainer.model, TrainerBatches(trainer, spec, request.seed))
 
 
-def _workload(
-    trainer: Trainer, model: nn.Module, batches: TrainerBatches, unit: Unit, count: int | None
-) -> Workload:
-    args = trainer.args
+def _workload(trainer: Trainer, model: nn.Module, batches: TrainerBatches) -> Workload:
+    from transformers import PreTrainedModel
+
+    args, first = trainer.args, batches(0)
+    tokens = first.get("input_ids")
+    of_tokens = isinstance(tokens, Tensor)
+    unit: Unit = "tokens" if of_tokens else "images" if "pixel_values" in first else "samples"
+    # From its configuration alone.
+    can_shrink = isinstance(trainer.model, PreTrainedModel) and trainer.optimizer is None
     return Workload(
         name=type(model).__name__,
         model=model,
@@ -64,10 +67,10 @@ def _workload(
         accumulate=batches.accumulate,
         clip_norm=args.max_grad_norm or None,
         precision="bf16_autocast" if args.bf16 else "fp32",
-        tokens_per_batch=count,
+        tokens_per_batch=tokens.numel() if isinstance(tokens, Tensor) else None,
         unit=unit,
         device=str(args.device),
-        shrink=partial(_shrink, trainer, unit, count) if _can_shrink(trainer) else None,
+        shrink=partial(_shrink, trainer) if can_shrink else None,
     )
 
 
@@ -200,15 +203,12 @@ class ComputedLoss:
         inputs = dict(batch)
         items = inputs.pop(ITEMS, None)
         loss: Tensor = self.trainer.compute_loss(model, inputs, num_items_in_batch=items)
-        return loss * self.count if self._is_summed(items) else loss
-
-    def _is_summed(self, items: object) -> bool:
-        """Return True if the Trainer divides this loss by nothing more."""
-        told = getattr(self.trainer, "loss_is_scaled_for_ga", None)
-        if told is not None:
-            return bool(told)
-        counted = self.trainer.model_accepts_loss_kwargs and items is not None
-        return counted or self.trainer.compute_loss_func is not None
+        trainer = self.trainer
+        summed = getattr(trainer, "loss_is_scaled_for_ga", None)  # divided by nothing more
+        if summed is None:
+            counted = trainer.model_accepts_loss_kwargs and items is not None
+            summed = counted or trainer.compute_loss_func is not None
+        return loss * self.count if summed else loss
 
 
 class TrainerOptimizer:
@@ -225,40 +225,21 @@ class TrainerOptimizer:
 
     def __call__(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         if self._given is None:
-            return self._made()
+            trainer = self._trainer
+            kept, trainer.model = trainer.model, self._model
+            try:
+                made: Optimizer = trainer.create_optimizer()
+            finally:
+                trainer.model, trainer.optimizer = kept, None
+            return made
         self._given.state.clear()
         for group, first in zip(self._given.param_groups, self._groups, strict=True):
             group.clear()
             group.update(first)
         return self._given
 
-    def _made(self) -> Optimizer:
-        trainer = self._trainer
-        kept = trainer.model
-        trainer.model = self._model
-        try:
-            made: Optimizer = trainer.create_optimizer()
-        finally:
-            trainer.model, trainer.optimizer = kept, None
-        return made
 
-
-def _counted(batch: dict[str, object]) -> tuple[Unit, int | None]:
-    """Return what a batch consists of and how many; None counts its rows."""
-    tokens = batch.get("input_ids")
-    if isinstance(tokens, Tensor):
-        return "tokens", tokens.numel()
-    return ("images" if "pixel_values" in batch else "samples"), None
-
-
-def _can_shrink(trainer: Trainer) -> bool:
-    """Return True if the model can be built small from its configuration alone."""
-    from transformers import PreTrainedModel
-
-    return isinstance(trainer.model, PreTrainedModel) and trainer.optimizer is None
-
-
-def _shrink(trainer: Trainer, unit: Unit, count: int | None, seed: int) -> Workload:
+def _shrink(trainer: Trainer, seed: int) -> Workload:
     """Return a small model of the same class with the Trainer's loss, optimizer and data."""
     from ratchet.train.workloads.hf import TINY, TINY_WIDTHS, quiet_transformers
     from ratchet.train.workloads.hf_config import small_config
@@ -276,5 +257,5 @@ def _shrink(trainer: Trainer, unit: Unit, count: int | None, seed: int) -> Workl
             torch.manual_seed(seed)
             model = type(trainer.model)(small).to(trainer.args.device)
     batches = TrainerBatches(trainer, type(model).__name__, seed)
-    workload = _workload(trainer, model, batches, unit, count)
+    workload = _workload(trainer, model, batches)
     return replace(workload, name=f"{workload.name}-small", shrink=None)

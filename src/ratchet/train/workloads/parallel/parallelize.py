@@ -81,15 +81,29 @@ def parallelize(
         split_experts(model, meshes.dense["tp"])
     made = replace(workload, batch=_share(workload, meshes), tokens_per_batch=None)
     if not layout.is_data_parallel:  # torch clips no gradients of several meshes at once
-        made = replace(made, optimizer=_optimizer_of(workload, meshes), clip_norm=None)
+        pipeline = meshes.dense.get_group("pp")
+        clipped = partial(_clipped, workload.optimizer, workload.clip_norm, pipeline)
+        made = replace(made, optimizer=clipped, clip_norm=None)
     if layout.pp > 1:
-        return _pipelined(made, meshes, tuning)
-    made = replace(made, accumulate=workload.accumulate * layout.micro)
+        assert workload.loss is not None
+        stages = cut(workload, layout, meshes.dense.get_local_rank("pp"))
+        if layout.data * layout.cp > 1:
+            _shard(list(stages.values()), meshes, tuning)
+        group = meshes.dense.get_group("pp")
+        step = pipelined_step(stages, layout, workload.loss, device, group)
+        return replace(made, loss=None, train_step=step)
     if layout.is_ddp:
-        return _with_sync(replace(made, model=_ddp(model, device, tuning)), tuning)
-    if layout.data * layout.cp > 1:
+        model = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=tuning.bucket_cap_mb,
+            gradient_as_bucket_view=True,
+        )
+        reduce_by(model, tuning)
+    elif layout.data * layout.cp > 1:
         _shard([model], meshes, tuning)
-    return _with_sync(made, tuning)
+    sync = partial(exchange, model) if tuning.no_sync else workload.sync
+    return replace(made, model=model, sync=sync, accumulate=workload.accumulate * layout.micro)
 
 
 def mean_loss(loss: Tensor) -> float:
@@ -126,12 +140,6 @@ def dimensions(workload: Workload) -> SplitSizes:
 def check_parallel(workload: Workload, layout: ParallelLayout) -> SplitSizes:
     """Return what a layout divides; WorkloadError if it does not, or the workload allows none."""
     sizes = dimensions(workload)
-    _check(workload, layout, sizes)
-    check_layout(layout, sizes, workload.name)
-    return sizes
-
-
-def _check(workload: Workload, layout: ParallelLayout, sizes: SplitSizes) -> None:
     if workload.train_step is not None:
         raise WorkloadError(
             f"{workload.name} has a train_step of its own: give it a loss, or parallelise it there"
@@ -148,6 +156,8 @@ def _check(workload: Workload, layout: ParallelLayout, sizes: SplitSizes) -> Non
         )
     if workload.precision == "bf16_master":
         raise WorkloadError("precision 'bf16_master' runs on one rank; use bf16_autocast")
+    check_layout(layout, sizes, workload.name)
+    return sizes
 
 
 def _share(workload: Workload, meshes: Meshes) -> BatchFunction:
@@ -169,28 +179,23 @@ def _share(workload: Workload, meshes: Meshes) -> BatchFunction:
     return batch
 
 
-def _optimizer_of(
-    workload: Workload, meshes: Meshes
-) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    make, most = workload.optimizer, workload.clip_norm
-    stages = meshes.dense.get_group("pp")
+def _clipped(
+    make: Callable[[Iterable[nn.Parameter]], Optimizer],
+    most: float | None,
+    stages: dist.ProcessGroup,
+    parameters: Iterable[nn.Parameter],
+) -> Optimizer:
+    """Make an optimizer whose `step` first clips the gradients of all ranks."""
+    optimizer = make(parameters)
 
-    def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
-        made = make(parameters)
-        return made if most is None else clips_before_update(made, most, stages)
+    def clip(*_: object) -> None:
+        held = (one for group in optimizer.param_groups for one in group["params"])
+        assert most is not None
+        clip_on_ranks(held, most, stages)
 
+    if most is not None:
+        optimizer.register_step_pre_hook(clip)
     return optimizer
-
-
-def _ddp(model: nn.Module, device: torch.device, tuning: ParallelTuning) -> nn.Module:
-    wrapped = DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=tuning.bucket_cap_mb,
-        gradient_as_bucket_view=True,
-    )
-    reduce_by(wrapped, tuning)
-    return wrapped
 
 
 def _shard(roots: Sequence[nn.Module], meshes: Meshes, tuning: ParallelTuning) -> None:
@@ -229,22 +234,6 @@ def _shard(roots: Sequence[nn.Module], meshes: Meshes, tuning: ParallelTuning) -
     prefetch(sharded, tuning.prefetch)
 
 
-def _pipelined(workload: Workload, meshes: Meshes, tuning: ParallelTuning) -> Workload:
-    layout, loss = meshes.layout, workload.loss
-    assert loss is not None
-    stages = cut(workload, layout, meshes.dense.get_local_rank("pp"))
-    if layout.data * layout.cp > 1:
-        _shard(list(stages.values()), meshes, tuning)
-    step = pipelined_step(
-        stages, layout, loss, torch.device(workload.device), meshes.dense.get_group("pp")
-    )
-    return replace(workload, loss=None, train_step=step)
-
-
-def _with_sync(workload: Workload, tuning: ParallelTuning) -> Workload:
-    return replace(workload, sync=partial(exchange, workload.model)) if tuning.no_sync else workload
-
-
 def clip_on_ranks(
     parameters: Iterable[nn.Parameter], most: float, stages: dist.ProcessGroup
 ) -> None:
@@ -256,27 +245,14 @@ def clip_on_ranks(
     by_mesh: dict[DeviceMesh | None, list[Tensor]] = defaultdict(list)
     for one in gradients:
         by_mesh[one.device_mesh if isinstance(one, DTensor) else None].append(one)
-    square = torch.stack([_whole(get_total_norm(own)) ** 2 for own in by_mesh.values()]).sum()
+    norms = (get_total_norm(own) for own in by_mesh.values())
+    whole = [one.full_tensor() if isinstance(one, DTensor) else one for one in norms]
+    square = torch.stack([one**2 for one in whole]).sum()
     if dist.get_world_size(stages) > 1:
         dist.all_reduce(square, group=stages)
     scale = (most / (square.sqrt() + 1e-6)).clamp(max=1.0)
     for one in gradients:
         (one.to_local() if isinstance(one, DTensor) else one).mul_(scale)
-
-
-def clips_before_update(optimizer: Optimizer, most: float, stages: dist.ProcessGroup) -> Optimizer:
-    """Return the optimizer; its `step` first clips the gradients of all ranks."""
-
-    def clip(*_: object) -> None:
-        held = (p for group in optimizer.param_groups for p in group["params"])
-        clip_on_ranks(held, most, stages)
-
-    optimizer.register_step_pre_hook(clip)
-    return optimizer
-
-
-def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 # Save a step on many ranks and resume it, also on another layout of the same model.
@@ -299,7 +275,7 @@ def save(step: TrainingStep, folder: Path, index: int) -> Path:
     if dist.get_rank() == 0:
         shutil.rmtree(place, ignore_errors=True)  # one that a dead rank left unfinished
     dist.barrier()
-    save_shards(_state(step), checkpoint_id=str(place))
+    save_shards(_state(step)[1], checkpoint_id=str(place))
     if dist.get_rank() == 0:
         for old in sorted(_finished(folder))[:-KEPT]:
             shutil.rmtree(folder / f"step-{old}")
@@ -315,7 +291,7 @@ def resume(step: TrainingStep, folder: Path) -> int:
     found = max(_finished(folder), default=None)
     if found is None:
         return 0
-    state = _state(step)
+    optimizers, state = _state(step)
     try:
         load(state, checkpoint_id=str(folder / f"step-{found}"))
     except (CheckpointException, RuntimeError, ValueError) as error:
@@ -324,9 +300,8 @@ def resume(step: TrainingStep, folder: Path) -> int:
             f"{folder}/step-{found} does not fit this model on this layout ({said[-1][:160]}): "
             "resume the model that it was saved from, or name another folder"
         ) from error
-    model, optimizers = step.workload.model, _optimizers(step)
     set_state_dict(
-        model,
+        step.workload.model,
         optimizers,
         model_state_dict=state["model"],
         optim_state_dict=state["optimizer"],
@@ -335,13 +310,10 @@ def resume(step: TrainingStep, folder: Path) -> int:
     return found + 1
 
 
-def _state(step: TrainingStep) -> dict[str, Any]:
-    model, optimizer = get_state_dict(step.workload.model, _optimizers(step), options=FLAT)
-    return {"model": model, "optimizer": optimizer}
-
-
-def _optimizers(step: TrainingStep) -> list[Optimizer]:
-    return [one for one in step.optimizers.values() if isinstance(one, Optimizer)]
+def _state(step: TrainingStep) -> tuple[list[Optimizer], dict[str, Any]]:
+    optimizers = [one for one in step.optimizers.values() if isinstance(one, Optimizer)]
+    model, optimizer = get_state_dict(step.workload.model, optimizers, options=FLAT)
+    return optimizers, {"model": model, "optimizer": optimizer}
 
 
 def _finished(folder: Path) -> list[int]:

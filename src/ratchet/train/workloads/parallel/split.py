@@ -59,19 +59,16 @@ def split_products(model: nn.Module, mesh: DeviceMesh) -> None:
             "use llama, moe or bert, or drop tp"
         )
     for module in split:
-        parallelize_module(module, mesh, _styles(SPLIT[type(module)]))
+        styles: dict[str, ParallelStyle] = {
+            name: ColwiseParallel() if how == COLUMNS else RowwiseParallel()
+            for name, how in SPLIT[type(module)].items()
+        }
+        parallelize_module(module, mesh, styles)
         if isinstance(module, SelfAttention):
             module.heads //= mesh.size()
     embedding, head = getattr(model, "embedding", None), getattr(model, "head", None)
     if isinstance(head, nn.Linear) and head.weight is not getattr(embedding, "weight", None):
         parallelize_module(head, mesh, ColwiseParallel(output_layouts=Replicate()))
-
-
-def _styles(split: Mapping[str, str]) -> dict[str, ParallelStyle]:
-    return {
-        name: ColwiseParallel() if how == COLUMNS else RowwiseParallel()
-        for name, how in split.items()
-    }
 
 
 def experts_of(model: nn.Module) -> list[Experts]:

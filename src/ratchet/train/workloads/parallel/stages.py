@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,6 @@ from torch.distributed.pipelining import (
 from torch.optim import Optimizer
 
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads.config import AUTOCAST
 from ratchet.train.workloads.llama import Llama
 from ratchet.train.workloads.lowered import mixed_precision
 from ratchet.train.workloads.parallel import ParallelLayout
@@ -49,8 +48,6 @@ class LlamaStage(nn.Module):
         self.register_buffer("sin", model.sin, persistent=False)
 
     def forward(self, x: Tensor, balance: Tensor | None = None) -> StageOutput:
-        if self.precision not in AUTOCAST:
-            return self._run(x, balance)
         with mixed_precision(self.precision, self.device_type):
             return self._run(x, balance)
 
@@ -135,7 +132,15 @@ def pipelined_step(
     def loss_of(output: object, targets: Tensor) -> Tensor:
         return loss(_Given(output), (targets, targets))
 
-    schedule = _schedule(own, layout, loss_of)
+    kinds: dict[str, Callable[..., Any]] = {
+        "interleaved": ScheduleInterleaved1F1B,
+        "zero-bubble": ScheduleZBVZeroBubble,
+    }
+    schedule: Any = (
+        Schedule1F1B(own[0], layout.micro, loss_fn=loss_of)
+        if layout.schedule == "1f1b"
+        else kinds[layout.schedule](own, layout.micro, loss_fn=loss_of)
+    )
 
     def train_step(model: nn.Module, batch: tuple[Tensor, Tensor], optimizer: Optimizer) -> Tensor:
         tokens, targets = batch
@@ -164,17 +169,3 @@ class _Given(nn.Module):
 
     def forward(self, _: object) -> object:
         return self._output
-
-
-def _schedule(
-    stages: Sequence[_Stage],
-    layout: ParallelLayout,
-    loss: Callable[[object, Tensor], Tensor],
-) -> Any:
-    if layout.schedule == "1f1b":
-        return Schedule1F1B(stages[0], layout.micro, loss_fn=loss)
-    kinds: dict[str, Callable[..., Any]] = {
-        "interleaved": ScheduleInterleaved1F1B,
-        "zero-bubble": ScheduleZBVZeroBubble,
-    }
-    return kinds[layout.schedule](list(stages), layout.micro, loss_fn=loss)
