@@ -40,8 +40,13 @@ def capture(workload: Workload, config: StepConfig) -> list[CapturedSite]:
     adds one more site, `adamw`, with the shapes of the parameters. The model is not changed.
     """
     report = InstallReport()
+
+    def backend(module: GraphModule, _: object) -> Callable[..., object]:
+        for graph_module in graphs_of(copy.deepcopy(module)):
+            rewrite(graph_module.graph, PATTERNS, report)
+        return module.forward
+
     eager = msgspec.structs.replace(config, compile_mode=None, kernels=(), optimizer="as_written")
-    backend = _only_look(report)
     with torch.random.fork_rng():
         if workload.train_step is not None:
             run_own_step(workload, eager, batch_of(workload, 0), backend)
@@ -73,29 +78,20 @@ def run_own_step(
     TrainingStep(workload, config, install=install).forward_backward(batch)
 
 
-def _only_look(report: InstallReport) -> Callable[..., object]:
-    def backend(module: GraphModule, _: object) -> Callable[..., object]:
-        looked_at = copy.deepcopy(module)
-        for graph_module in graphs_of(looked_at):
-            rewrite(graph_module.graph, PATTERNS, report)
-        return module.forward
-
-    return backend
-
-
 def _update_sites(workload: Workload) -> list[CapturedSite]:
     made = list(workload.make_optimizers().values())
     if len(made) != 1 or type(made[0]) is not torch.optim.AdamW:
         return []
     optimizer = made[0]
-    shapes, dtypes = {}, {}
-    for name, parameter in workload.model.named_parameters():
-        if parameter.requires_grad:
-            shapes[name] = tuple(parameter.shape)
-            dtypes[name] = "bf16" if parameter.dtype == torch.bfloat16 else "fp32"
-    scalars = {name: float(optimizer.defaults[name]) for name in ("lr", "eps", "weight_decay")}
+    trained = workload.trained().items()
     return [
-        CapturedSite(pattern="adamw", kernel="adamw", shapes=shapes, dtypes=dtypes, scalars=scalars)
+        CapturedSite(
+            pattern="adamw",
+            kernel="adamw",
+            shapes={name: tuple(one.shape) for name, one in trained},
+            dtypes={n: "bf16" if one.dtype == torch.bfloat16 else "fp32" for n, one in trained},
+            scalars={one: float(optimizer.defaults[one]) for one in ("lr", "eps", "weight_decay")},
+        )
     ]
 
 

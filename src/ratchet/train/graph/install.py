@@ -37,22 +37,18 @@ def rewrite(graph: Graph, patterns: Sequence[Pattern], report: InstallReport) ->
     register_ops()
     scope = Scope(graph)
     for pattern in patterns:
-        _run(pattern, scope)
+        for node in list(graph.nodes):
+            if not scope.alive(node) or not pattern.find(node):
+                continue
+            scope.begin(pattern.name, node)
+            try:
+                pattern.install(node, scope)
+            except Declined as declined:
+                scope.decline(str(declined))
+            else:
+                scope.commit()
     report.add_graph(scope.sites, scope.declined)
     graph.lint()
-
-
-def _run(pattern: Pattern, scope: Scope) -> None:
-    for node in list(scope.graph.nodes):
-        if not scope.alive(node) or not pattern.find(node):
-            continue
-        scope.begin(pattern.name, node)
-        try:
-            pattern.install(node, scope)
-        except Declined as declined:
-            scope.decline(str(declined))
-        else:
-            scope.commit()
 
 
 def graphs_of(module: GraphModule) -> Iterator[GraphModule]:
@@ -144,15 +140,12 @@ def recipe_identity(kernels: Iterable[str], targets: Sequence[str]) -> str:
 @cache
 def code_identity() -> str:
     """Hash the package version and the source files of the patterns and ops."""
-    digest = hashlib.sha256(_package_version().encode())
+    try:
+        own_version = version("torch-ratchet")
+    except PackageNotFoundError:  # running from a source tree that is not installed
+        own_version = "source"
+    digest = hashlib.sha256(own_version.encode())
     for folder in ("train/graph", "judge/kernels", "judge/problems/suites/shipped"):
         for file in sorted((base.FOLDER / folder).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _package_version() -> str:
-    try:
-        return version("torch-ratchet")
-    except PackageNotFoundError:  # running from a source tree that is not installed
-        return "source"

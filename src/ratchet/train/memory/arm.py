@@ -7,7 +7,6 @@ import gc
 import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Final
 
 import msgspec
 import torch
@@ -42,9 +41,6 @@ from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.updates import why_not_fused, why_not_in_backward
 from ratchet.train.workloads.workload import Batch, Workload, samples_of
-
-WARMUP_STEPS: Final = 1
-"""The first step makes the optimizer's state and compiles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +102,12 @@ class MemoryArm:
             )
         plain = asked.logits == "whole" and asked.micro_batches == 1
         if plain and not set(asked.checkpointing.removeprefix("plan:")) - set("none"):
-            self._refuse_what_does_not_fit()
+            # Before the system would end this process for its memory.
+            workload = replace(self._workload, checkpointing="none")
+            saved = saved_bytes(workload, workload.batch(0)) or 0
+            needed_bytes = saved + _bytes(workload.trained().values())
+            device = torch.device(workload.device)
+            require(needed_bytes, device, f"a step of {workload.name!r}", SMALLER)
         if compiled:
             torch._dynamo.reset()  # a graph of another choice is not to be taken for this one's
         step = build_step(self._workload, asked)
@@ -121,17 +122,8 @@ class MemoryArm:
         """Return MemTracker's estimate of the eager step as written."""
         return estimate_bytes(self._workload)
 
-    def _refuse_what_does_not_fit(self) -> None:
-        """Raise DeviceError before the system would end this process for its memory."""
-        workload = replace(self._workload, checkpointing="none")
-        saved = saved_bytes(workload, workload.batch(0)) or 0
-        device = torch.device(workload.device)
-        trained = _bytes(workload.trained().values())
-        require(saved + trained, device, f"a step of {workload.name!r}", SMALLER)
-
     def _measured(self, step: TrainingStep, compiled: bool) -> MeasuredStep:
-        for _ in range(WARMUP_STEPS):
-            step(self._next_batch())
+        step(self._next_batch())  # makes the optimizer's state and compiles
         batch, held = self._next_batch(), set[int]()
         states = _bytes(step.model.parameters(), step.model.buffers()), _bytes(_states(step))
         blocks = [] if compiled else find_blocks(step.model)

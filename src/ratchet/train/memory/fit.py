@@ -10,8 +10,7 @@ import msgspec
 
 from ratchet.base.errors import DeviceError, PlanError
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.train.levers import Lever, operators, system
-from ratchet.train.levers import find_lever as lever_of
+from ratchet.train.levers import Lever, find_lever, operators, system
 from ratchet.train.memory.arm import StepShape, measure, memory_arm, shape_of
 from ratchet.train.memory.measured import MeasuredStep
 from ratchet.train.memory.plan import (
@@ -187,8 +186,12 @@ def _climbed(search: _FitSearch) -> _FittingRung:
             known[smallest] = step
         if smallest in known and known[smallest].peak_bytes <= search.budget_bytes:
             break
-    if not smallest:
-        return _without_blocks(search, rung, known.get(smallest))
+    if not smallest:  # a model without blocks has no choice
+        step = known.get(smallest)
+        if step is None or step.peak_bytes > search.budget_bytes:
+            raise _no_plan(search, step, None)
+        plan = FitPlan(choices="", predicted_bytes=step.peak_bytes, added_s=0.0)
+        return _FittingRung(rung=rung, plan=plan, planner=lambda room: None, costs=None)
     costs = costs_of(_eager_steps(search, rung, known), len(smallest)) if known else None
     if costs is None:
         raise _no_plan(search, None, None)
@@ -206,13 +209,6 @@ def _climbed(search: _FitSearch) -> _FittingRung:
     if best is None:
         raise _no_plan(search, known.get(smallest), plans.least())
     return _FittingRung(rung=rung, plan=best, costs=costs, planner=plans.best)
-
-
-def _without_blocks(search: _FitSearch, rung: Rung, step: MeasuredStep | None) -> _FittingRung:
-    if step is None or step.peak_bytes > search.budget_bytes:
-        raise _no_plan(search, step, None)
-    plan = FitPlan(choices="", predicted_bytes=step.peak_bytes, added_s=0.0)
-    return _FittingRung(rung=rung, plan=plan, planner=lambda room: None, costs=None)
 
 
 def _eager_steps(
@@ -307,7 +303,7 @@ def ladder(shape: StepShape, config: StepConfig) -> list[Rung]:
         found.append((*last, system.UPDATE_IN_BACKWARD))
     parts = 2
     while not shape.own_step and shape.samples % parts == 0:
-        found.append((*last, lever_of(f"{system.MICRO_BATCHES_NAME}{parts}")))
+        found.append((*last, find_lever(f"{system.MICRO_BATCHES_NAME}{parts}")))
         parts *= 2
     return found
 

@@ -61,15 +61,10 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
     counted = count(workload, first)
     step = TrainingStep(workload, config)
     flops = flops_of(step, first)
-    first_step_s, loss = _timed(step, 0)
-    for index in range(1, WARMUP_STEPS):
-        _timed(step, index)
-    times_s = []
-    for index in range(WARMUP_STEPS, WARMUP_STEPS + steps):
-        time_s, loss = _timed(step, index)
-        times_s.append(time_s)
-    low_s, median_s, high_s = spread_of(times_s)
-    rate = gemm_rate(workload, config)
+    ran = [_timed(step, index) for index in range(WARMUP_STEPS + steps)]
+    low_s, median_s, high_s = spread_of([time_s for time_s, _ in ran[WARMUP_STEPS:]])
+    rates = measure(probe(workload.device)).gemm_flops_per_s
+    rate = rates.get(gemm_dtype(config), 0.0)
     return BenchResult(
         workload=workload.name,
         device=workload.device,
@@ -80,13 +75,13 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
         step_time_s=median_s,
         low_s=low_s,
         high_s=high_s,
-        first_step_s=first_step_s,
+        first_step_s=ran[0][0],
         tokens_per_s=counted.per_step / median_s,
         unit=counted.unit,
         flops_per_step=flops,
         mfu=flops / median_s / rate if rate else 0.0,
         peak_memory_bytes=peak_memory_bytes(workload.device),
-        loss=loss,
+        loss=ran[-1][1],
     )
 
 
@@ -107,22 +102,15 @@ def peak_memory_bytes(device: str) -> int:
 
 def _timed(step: TrainingStep, index: int) -> tuple[float, float]:
     """Run one step and return (time_s, loss); the batch is made before the clock starts."""
-    batch = batch_of(step.workload, index)
-    _settle(step.workload.device)
+    batch, device = batch_of(step.workload, index), step.workload.device
+    on_gpu = device.startswith("cuda")
+    if on_gpu:
+        torch.cuda.synchronize(device)
     start_s = time.perf_counter()
     loss = step(batch)
-    _settle(step.workload.device)
-    return time.perf_counter() - start_s, float(loss)
-
-
-def _settle(device: str) -> None:
-    if device.startswith("cuda"):
+    if on_gpu:
         torch.cuda.synchronize(device)
-
-
-def gemm_rate(workload: Workload, config: StepConfig) -> float:
-    """Return the measured matrix-product rate in the step's dtype, in FLOP/s; 0 if unmeasured."""
-    return measure(probe(workload.device)).gemm_flops_per_s.get(gemm_dtype(config), 0.0)
+    return time.perf_counter() - start_s, float(loss)
 
 
 def bench_report(results: Sequence[BenchResult]) -> m.ResultReport:
@@ -136,6 +124,5 @@ def bench_report(results: Sequence[BenchResult]) -> m.ResultReport:
         m.number("MFU", "mfu", show_share),
         m.number("peak memory", "peak_memory_bytes", show_bytes),
     )
-    warnings = (line for row in results for line in row.warnings)
-    said = (m.Words(line, "warning") for line in warnings)
+    said = (m.Words(line, "warning") for row in results for line in row.warnings)
     return m.ResultReport(header=(m.ResultTable(columns, results), *said))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -38,27 +37,20 @@ def pretend(
     config = workload.as_written()
     loss_of = compiled_loss(workload, config)
     apply_checkpointing(workload.model, config.checkpointing)
+    # Its caller handles operators without a fake form.
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
     try:
         own = detect_fake_mode(list(workload.model.parameters()))
-        with _unlogged(), own or FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with own or FakeTensorMode(allow_non_fake_inputs=True) as mode:
             fake_batch = pytree.tree_map_only(Tensor, mode.from_tensor, batch)
             return inspect(lambda: loss_of(workload.model, fake_batch), mode)
     # A user's model may raise anything here. A real fault appears again in the real run.
     except Exception:
         return None
     finally:
-        apply_checkpointing(workload.model, "none")
-
-
-@contextmanager
-def _unlogged() -> Iterator[None]:
-    """Silence torch's log of operators without a fake form; the caller handles that case."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
         logger.disabled = before
+        apply_checkpointing(workload.model, "none")
 
 
 def saved_bytes(workload: Workload, batch: object) -> int | None:
@@ -96,9 +88,6 @@ def _count_saved(model: nn.Module, forward: Callable[[], Tensor], mode: FakeTens
     return sum(sizes.values())
 
 
-# Gradients of a loss by `backward()`, which every model takes; the parameters keep their own.
-
-
 def gradients_of(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
     """Return the gradients of `loss`, and leave each parameter's `grad` as it was.
 
@@ -114,8 +103,6 @@ def gradients_of(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Tenso
         for parameter, gradient in zip(parameters, before, strict=True):
             parameter.grad = gradient
 
-
-# Floating-point operations of one training step, for MFU.
 
 aten = torch.ops.aten
 
@@ -166,22 +153,17 @@ def step_flops(workload: Workload) -> int:
     The result is cached.
     """
     if workload not in _counted:
-        _counted[workload] = _count(workload)
+        batch, parameters = workload.batch(0), list(workload.trained().values())
+
+        def count(forward: Callable[[], Tensor], _: object = None) -> int:
+            return _counting(lambda: gradients_of(forward(), parameters))
+
+        counted = pretend(workload, batch, count)
+        if counted is None:
+            loss_of = compiled_loss(workload, workload.as_written())
+            counted = count(lambda: loss_of(workload.model, batch))
+        _counted[workload] = counted
     return _counted[workload] * workload.accumulate
-
-
-def _count(workload: Workload) -> int:
-    batch = workload.batch(0)
-    parameters = list(workload.trained().values())
-    counted = pretend(
-        workload,
-        batch,
-        lambda forward, _: _counting(lambda: gradients_of(forward(), parameters)),
-    )
-    if counted is not None:
-        return counted
-    loss_of = compiled_loss(workload, workload.as_written())
-    return _counting(lambda: gradients_of(loss_of(workload.model, batch), parameters))
 
 
 class _NoModules:

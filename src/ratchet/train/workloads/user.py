@@ -46,8 +46,18 @@ def load_user(spec: str, request: Request) -> Workload:
     in one line, for a missing file or function, an exception in the user's code (with its file and
     line), or a result that is not a Workload.
     """
-    path, function_name = user_file(spec), user_function(spec)
-    make = _function(path, function_name, spec)
+    path, name = user_file(spec), user_function(spec)
+    module = import_file(path, spec)
+    make: Any = getattr(module, name, None)
+    if not callable(make):
+        own = sorted(
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
+        )
+        raise WorkloadError(
+            f"workload {spec!r}: {path} has no function {name!r}; it has {', '.join(own) or 'none'}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
         with blamed_on(f"workload {spec!r}", file=path), _without_options(path):
@@ -55,22 +65,6 @@ def load_user(spec: str, request: Request) -> Workload:
             if is_trainer(result):
                 result = trainer_workload(result, spec, request)
     return replace(accepted(result, spec, request), source=spec)
-
-
-def _function(path: Path, name: str, spec: str) -> Callable[[], object]:
-    module = import_file(path, spec)
-    function = getattr(module, name, None)
-    if callable(function):
-        result: Callable[[], object] = function
-        return result
-    own = sorted(
-        key
-        for key, value in vars(module).items()
-        if callable(value) and getattr(value, "__module__", None) == module.__name__
-    )
-    raise WorkloadError(
-        f"workload {spec!r}: {path} has no function {name!r}; it has {', '.join(own) or 'none'}"
-    )
 
 
 def importing() -> str | None:
@@ -171,12 +165,10 @@ def _same(optimizer: Optimizer, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-# Save a Workload object in a file so that other processes can load it.
-#
-# The file is torch's own pickle. Functions and classes are stored by module name, except those of
-# a script (`__main__`), which are stored by the script's path. The new process imports the script
-# under another name, as multiprocessing does, so code under `if __name__ == "__main__":` does not
-# run.
+# A saved Workload is a file of torch's own pickle. Functions and classes are stored by module name,
+# except those of a script (`__main__`), which are stored by the script's path. The new process
+# imports the script under another name, as multiprocessing does, so code under
+# `if __name__ == "__main__":` does not run.
 
 PROTOCOL = 4
 REMEDY = 'or pass the function that makes the workload, or "file.py:function"'
@@ -207,11 +199,19 @@ def as_spec(workload: Workload | Callable[[], Workload] | str) -> Iterator[str]:
 
 def save(workload: Workload, path: Path) -> None:
     """Write the workload to `path`; a WorkloadError names the field that cannot be written."""
-    document = {"workload": workload, "sources": _source_hashes()}
-    try:
-        _write(document, path)
-    except (pickle.PicklingError, AttributeError, TypeError, WorkloadError) as error:
-        raise WorkloadError(_why_not(workload) or str(error)) from error
+    # An edit of the user's files makes a new workload.
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    own = sorted(file for file in files if file and is_users_file(file) and Path(file).is_file())
+    hashes = {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in own}
+    whole = _write({"workload": workload, "sources": hashes}, path)
+    for field in fields(workload) if whole is not None else ():
+        if (error := _write(getattr(workload, field.name), io.BytesIO())) is not None:
+            raise WorkloadError(
+                f"workload {workload.name!r}: its {field.name} cannot be sent to another process "
+                f"({error}): define it at the top level of a file, {REMEDY}"
+            ) from error
+    if whole is not None:
+        raise WorkloadError(str(whole)) from whole
 
 
 def load_saved(spec: str, request: Request) -> Workload:
@@ -239,21 +239,13 @@ class _Pickler(pickle.Pickler):
         return _from_script, (*_script(value), value.__qualname__)
 
 
-def _write(value: object, file: Path | io.BytesIO) -> None:
+def _write(value: object, file: Path | io.BytesIO) -> Exception | None:
+    """Write a value, or return why it cannot be written."""
     module = SimpleNamespace(Pickler=_Pickler, __name__="pickle")
-    torch.save(value, file, pickle_module=module, pickle_protocol=PROTOCOL)
-
-
-def _why_not(workload: Workload) -> str | None:
-    """Return a message that names the first field that cannot be written, and the reason."""
-    for field in fields(workload):
-        try:
-            _write(getattr(workload, field.name), io.BytesIO())
-        except (pickle.PicklingError, AttributeError, TypeError, WorkloadError) as error:
-            return (
-                f"workload {workload.name!r}: its {field.name} cannot be sent to another process "
-                f"({error}): define it at the top level of a file, {REMEDY}"
-            )
+    try:
+        torch.save(value, file, pickle_module=module, pickle_protocol=PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError, WorkloadError) as error:
+        return error
     return None
 
 
@@ -266,7 +258,7 @@ def _described(value: type | FunctionType) -> str:
 
 
 def _script(value: type | FunctionType) -> tuple[str, str]:
-    """Return the running script's module name (`python -m NAME`) and path; one may be empty."""
+    """Return the running script's module (`python -m NAME`) and path; one is empty."""
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return main.__spec__.name, ""
@@ -302,10 +294,3 @@ def _function_spec(function: FunctionType) -> str:
             'file and pass "file.py:function"'
         )
     return f"{os.path.abspath(path)}:{function.__qualname__}"
-
-
-def _source_hashes() -> dict[str, str]:
-    """Hash the user's imported files, so that an edit makes a new workload."""
-    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    own = sorted(file for file in files if file and is_users_file(file) and Path(file).is_file())
-    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in own}
