@@ -122,9 +122,10 @@ def through_casts(node: Node) -> Node:
     """Return the node before any change of dtype or copy to contiguous memory."""
     while calls(node, "cast") or calls(node, "contiguous"):
         source = node.args[0]
-        if not isinstance(source, Node) or not _same_device(node, source):
+        after, before = value(node), value(source)
+        if after is None or before is None or after.device != before.device:
             break
-        node = source
+        node = as_node(source)
     return node
 
 
@@ -141,11 +142,6 @@ def through_whole_slices(node: Node) -> Node:
             break
         node = source
     return node
-
-
-def _same_device(node: Node, source: Node) -> bool:
-    after, before = value(node), value(source)
-    return after is not None and before is not None and after.device == before.device
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -353,14 +349,9 @@ def _computable(node: Node) -> bool:
     if node.op not in ("call_function", "call_method"):
         return False
     written = [*written_by(node), *(user for user in node.users if node in written_by(user))]
-    if written:
-        return False
-    return not _random(node) and getattr(node.target, "__name__", "") not in VMAP
-
-
-def _random(node: Node) -> bool:
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return any(word in name for word in ("rand", "bernoulli", "dropout", "multinomial", "normal"))
+    random = any(one in name for one in ("rand", "bernoulli", "dropout", "multinomial", "normal"))
+    return not (written or random or name in VMAP)
 
 
 def is_causal_mask(mask: Tensor, queries: int, keys: int) -> bool:

@@ -190,8 +190,8 @@ def _climbed(search: _FitSearch) -> _FittingRung:
         step = known.get(smallest)
         if step is None or step.peak_bytes > search.budget_bytes:
             raise _no_plan(search, step, None)
-        plan = FitPlan(choices="", predicted_bytes=step.peak_bytes, added_s=0.0)
-        return _FittingRung(rung=rung, plan=plan, planner=lambda room: None, costs=None)
+        whole = FitPlan(choices="", predicted_bytes=step.peak_bytes, added_s=0.0)
+        return _FittingRung(rung=rung, plan=whole, planner=lambda room: None, costs=None)
     costs = costs_of(_eager_steps(search, rung, known), len(smallest)) if known else None
     if costs is None:
         raise _no_plan(search, None, None)

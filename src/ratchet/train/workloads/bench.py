@@ -63,8 +63,7 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
     flops = flops_of(step, first)
     ran = [_timed(step, index) for index in range(WARMUP_STEPS + steps)]
     low_s, median_s, high_s = spread_of([time_s for time_s, _ in ran[WARMUP_STEPS:]])
-    rates = measure(probe(workload.device)).gemm_flops_per_s
-    rate = rates.get(gemm_dtype(config), 0.0)
+    rate = gemm_rate(workload, config)
     return BenchResult(
         workload=workload.name,
         device=workload.device,
@@ -111,6 +110,11 @@ def _timed(step: TrainingStep, index: int) -> tuple[float, float]:
     if on_gpu:
         torch.cuda.synchronize(device)
     return time.perf_counter() - start_s, float(loss)
+
+
+def gemm_rate(workload: Workload, config: StepConfig) -> float:
+    """Return the measured matrix-product rate in the step's dtype, in FLOP/s; 0 if unmeasured."""
+    return measure(probe(workload.device)).gemm_flops_per_s.get(gemm_dtype(config), 0.0)
 
 
 def bench_report(results: Sequence[BenchResult]) -> m.ResultReport:

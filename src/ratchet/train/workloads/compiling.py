@@ -159,6 +159,7 @@ class BoundedCompile:
         scalars: bool = False,
     ) -> None:
         import torch._dynamo
+        from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 
         limit = int(torch._dynamo.config.recompile_limit)
         self._function = function
@@ -182,7 +183,8 @@ class BoundedCompile:
         self.calls = 0
         self.graphs = 0
         """Number of graphs that dynamo has made for this function."""
-        self.was_compiled = _is_compiled(function)
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        self.was_compiled = code is not None and bool(_debug_get_cache_entry_list(code))
         """True if its code was compiled before, for another function of the same code: then graphs
         of that one may serve."""
         self.recompilations = 0
@@ -342,13 +344,6 @@ def _only_numbers_change(arguments: tuple[object, ...], named: dict[str, object]
         automatic_dynamic_shapes=True, allow_unspec_int_on_nn_module=True
     ):
         yield
-
-
-def _is_compiled(function: Callable[..., object]) -> bool:
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and bool(_debug_get_cache_entry_list(code))
 
 
 def _what_changed(before: Numbers, now: Numbers) -> str:

@@ -193,13 +193,9 @@ def _bound(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.add(node.value)
     # A file that makes names as it runs may define any.
-    return found | {"*"} if _names_in(tree) & NAME_MAKERS else found
-
-
-def _names_in(tree: ast.Module) -> set[str]:
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-    return used | own
+    used |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    return found | {"*"} if used & NAME_MAKERS else found
 
 
 def _unknown(spec: str) -> str:

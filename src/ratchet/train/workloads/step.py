@@ -100,7 +100,8 @@ class TrainingStep:
         apply_checkpointing(self.model, config.checkpointing)
         apply_logits(self.model, config.logits)
         apply_products(self.model, config.products)
-        self._raises = raises_precision(workload, config)
+        own_precision = workload.as_written().precision
+        self._raises = config.precision == "fp32" and own_precision in ("bf16", "fp16")
         if self._raises:
             self.model.float()
         self.optimizers: dict[str, Optimizer | WeightUpdate]
@@ -119,7 +120,11 @@ class TrainingStep:
         if optimizer_factory is not None:
             self.optimizers = {ALONE: optimizer_factory(self)}
         else:
-            self.optimizers = self._own_optimizers()
+            made, kind = workload.make_optimizers(), config.optimizer
+            for one in made.values() if kind in ("foreach", "fused") else ():
+                if len(made) == 1 or has_implementation(one, kind, self.model):
+                    select_implementation(one, kind)
+            self.optimizers = {**made}
         if config.update_in_backward:
             stepped = [one for one in self.optimizers.values() if isinstance(one, Optimizer)]
             self._in_backward = UpdateInBackward(stepped)
@@ -187,7 +192,9 @@ class TrainingStep:
                 self.workload.sync(place == len(parts))
             losses.append(self._backward(part, len(parts)))
             if place == 1 < len(parts) and replays(self.workload, self.config):
-                self._keep_gradients()
+                # Out of a replayed graph's memory, which the next part writes over.
+                for one in self.parameters.values():
+                    one.grad = None if one.grad is None else one.grad.clone()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
     def _backward(self, batch: Batch, count: int) -> Tensor:
@@ -197,12 +204,6 @@ class TrainingStep:
         if self.copies and self.config.optimizer != "kernel":
             self.copies.hand_over()
         return loss.detach()
-
-    def _keep_gradients(self) -> None:
-        """Copy the gradients out of a replayed graph's memory, which the next part writes over."""
-        for parameter in self.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
 
     def close(self) -> None:
         """Take the step's hooks off the parameters, so that another step can train them."""
@@ -254,21 +255,6 @@ class TrainingStep:
         make = self.workload.scheduler
         optimizer = update if isinstance(update, Optimizer) else getattr(update, "optimizer", None)
         return make(optimizer) if make is not None and optimizer is not None else None
-
-    def _own_optimizers(self) -> dict[str, Optimizer | WeightUpdate]:
-        made = self.workload.make_optimizers()
-        if self.config.optimizer in ("foreach", "fused"):
-            for optimizer in made.values():
-                if len(made) == 1 or has_implementation(
-                    optimizer, self.config.optimizer, self.model
-                ):
-                    select_implementation(optimizer, self.config.optimizer)
-        return {**made}
-
-
-def raises_precision(workload: Workload, config: StepConfig) -> bool:
-    """Return True if a config turns bf16 or fp16 weights into fp32."""
-    return config.precision == "fp32" and workload.as_written().precision in ("bf16", "fp16")
 
 
 def raised(batch: Batch) -> Batch:

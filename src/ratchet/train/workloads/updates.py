@@ -125,11 +125,10 @@ class UpdateInBackward:
             for group in optimizer.param_groups
             for one in group["params"]
         }
-        self._hooks = [self._hooked(one) for one in self._owners]
-
-    def _hooked(self, parameter: Tensor) -> RemovableHandle:
-        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self._update)  # type: ignore[no-untyped-call]
-        return handle
+        self._hooks: list[RemovableHandle] = [
+            one.register_post_accumulate_grad_hook(self._update)  # type: ignore[no-untyped-call]
+            for one in self._owners
+        ]
 
     @contextmanager
     def open(self) -> Iterator[None]:

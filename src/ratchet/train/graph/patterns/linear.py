@@ -21,7 +21,7 @@ from ratchet.train.graph.nodes import (
     through_whole_slices,
     value,
 )
-from ratchet.train.graph.scope import CapturedSite, Pattern, Scope
+from ratchet.train.graph.scope import Pattern, Scope
 
 
 def _is_linear(node: Node) -> bool:
@@ -48,17 +48,16 @@ def _install_linear(node: Node, scope: Scope) -> None:
     scope.replace_as(node, result)
 
 
-def _linear_sizes(site: CapturedSite) -> dict[str, object]:
-    outputs, inputs = site.shapes["weight"]
-    return {**site.rows("x"), "hidden": inputs, "intermediate": outputs}
-
-
 LINEAR = Pattern(
     name="linear",
     place=50,
     find=_is_linear,
     install=_install_linear,
-    sizes=_linear_sizes,
+    sizes=lambda site: {
+        **site.rows("x"),
+        "hidden": site.shapes["weight"][1],
+        "intermediate": site.shapes["weight"][0],
+    },
 )
 
 
@@ -189,17 +188,16 @@ def _sum_of_mean(loss: Node, target: Node, ignore_index: int, scope: Scope) -> N
     return scope.call(torch.where, some, total, scope.method("new_zeros", total, ()))
 
 
-def _cross_entropy_sizes(site: CapturedSite) -> dict[str, object]:
-    vocabulary, hidden = site.shapes["weight"]
-    return {**site.rows("x"), "hidden": hidden, "vocabulary": vocabulary}
-
-
 LINEAR_CROSS_ENTROPY = Pattern(
     name="linear_cross_entropy",
     place=10,
     find=lambda node: calls(node, "cross_entropy"),
     install=_install_cross_entropy,
-    sizes=_cross_entropy_sizes,
+    sizes=lambda site: {
+        **site.rows("x"),
+        "hidden": site.shapes["weight"][1],
+        "vocabulary": site.shapes["weight"][0],
+    },
 )
 
 
@@ -253,14 +251,10 @@ def _gate_and_kind(activated: Node) -> tuple[Node, str]:
     return as_node(given["input"]), kinds[given["approximate"]]
 
 
-def _gated_sizes(site: CapturedSite) -> dict[str, object]:
-    return {**site.rows("gate"), "intermediate": site.shapes["gate"][-1]}
-
-
 GATED_ACTIVATION = Pattern(
     name="gated_activation",
     place=40,
     find=lambda node: calls(node, "mul") and _activation(node) is not None,
     install=_install_gated,
-    sizes=_gated_sizes,
+    sizes=lambda site: {**site.rows("gate"), "intermediate": site.shapes["gate"][-1]},
 )

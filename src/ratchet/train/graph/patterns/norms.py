@@ -137,10 +137,6 @@ def _sizes(site: CapturedSite) -> dict[str, object]:
     return {**site.rows("x"), "hidden": site.shapes["x"][-1], "weight_dtype": site.dtype("weight")}
 
 
-def _find_rms_norm(node: Node) -> bool:
-    return calls(node, "rms_norm") or (calls(node, "rsqrt") and _mean_square(node) is not None)
-
-
 def _install_rms_norm(node: Node, scope: Scope) -> None:
     norm = _function(node, "rms_norm", ("weight",)) if calls(node, "rms_norm") else _by_hand(node)
     scope.insert_before(norm.end)
@@ -252,7 +248,9 @@ def _other(product: Node, known: Node) -> Node:
 RMS_NORM = Pattern(
     name="rms_norm",
     place=60,
-    find=_find_rms_norm,
+    find=lambda node: (
+        calls(node, "rms_norm") or (calls(node, "rsqrt") and _mean_square(node) is not None)
+    ),
     install=_install_rms_norm,
     sizes=_sizes,
 )

@@ -125,7 +125,9 @@ class InstallRegions(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         replaced: dict[Node, Node] = {}
-        for cut, form in _found(graph, self._keys):
+        forms = [(cut, form_of(cut, None)) for cut in cut_graph(graph)]
+        known = [(cut, form) for cut, form in forms if form.key in self._keys]
+        for cut, form in sorted(known, key=lambda one: -len(one[0].computing)):  # largest first
             _install(graph, cut, form, replaced)
         stable_topological_sort(graph)
         graph.eliminate_dead_code()
@@ -151,13 +153,6 @@ def region_options(names: Iterable[str]) -> CompileOptions:
     """
     keys = [name.removeprefix(REGION) for name in names]
     return {"post_grad_custom_pre_pass": InstallRegions(keys)} if keys else {}
-
-
-def _found(graph: Graph, keys: frozenset[str]) -> list[tuple[Cut, RegionForm]]:
-    """Return the sites to replace, the largest regions first."""
-    forms = [(cut, form_of(cut, None)) for cut in cut_graph(graph)]
-    known = [(cut, form) for cut, form in forms if form.key in keys]
-    return sorted(known, key=lambda one: -len(one[0].computing))
 
 
 def _install(graph: Graph, cut: Cut, form: RegionForm, replaced: dict[Node, Node]) -> None:
