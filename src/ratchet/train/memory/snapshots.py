@@ -69,7 +69,8 @@ def read_snapshot(path: Path) -> AllocatorSnapshot:
     document = _load(path)
     try:
         segments, traces = document["segments"], document["device_traces"]
-        devices = range(max(len(traces), 1 + max((_device(one) for one in segments), default=0)))
+        most = max((int(one.get("device", 0)) for one in segments), default=0)
+        devices = range(max(len(traces), 1 + most))
         found = [_read_device(segments, traces, device) for device in devices]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         raise PlanError(f"{path} is not a memory snapshot ({error!r}): {_REMEDY}") from error
@@ -100,14 +101,10 @@ def _load(path: Path) -> Json:
         raise PlanError(f"{path} is not a memory snapshot ({error}): {_REMEDY}") from error
 
 
-def _device(segment: Mapping[str, Json]) -> int:
-    return int(segment.get("device", 0))
-
-
 def _read_device(
     segments: Sequence[Mapping[str, Json]], traces: Sequence[Json], device: int
 ) -> AllocatorSnapshot:
-    own = [one for one in segments if _device(one) == device]
+    own = [one for one in segments if int(one.get("device", 0)) == device]
     entries = traces[device] if device < len(traces) else []
     alive = _alive_at_peak(own, entries)
     categories: Counter[str] = Counter()

@@ -67,17 +67,20 @@ def admit(path: Path, ledger: str | None) -> AdmittedRecipe:
     ready = ready_kernels(recipe.kernels, ledger)
     if not ready.compiled:
         raise PublishError(f"no kernel of {path} is proven on this machine: {ready.why()}")
+    kernels = []
     with Court(ledger) as court:
-        kernels = tuple(
-            AdmittedKernel(
-                installed=one, kernel=kernel, built=built, verdict=_measured(court, one, kernel)
+        for one, kernel, built in ready.compiled:
+            known = (court.last(kernel, problem) for problem in one.problems())
+            measured = (last for last in known if last and last.verdict.speedup.vs_reference)
+            kernels.append(
+                AdmittedKernel(
+                    installed=one, kernel=kernel, built=built, verdict=next(measured, None)
+                )
             )
-            for one, kernel, built in ready.compiled
-        )
         device, versions = court.judged_on()
     return AdmittedRecipe(
         recipe=recipe,
-        kernels=kernels,
+        kernels=tuple(kernels),
         left_out=dict(ready.left_out),
         machine=str(device.get("model", recipe.device_name)),
         versions=versions,
@@ -106,11 +109,6 @@ def judged_again(
                     )
                 found[kernel.entry] = verdict.status
     return found
-
-
-def _measured(court: Court, installed: AnyKernel, kernel: Kernel) -> JudgedKernel | None:
-    known = [court.last(kernel, problem) for problem in installed.problems()]
-    return next((one for one in known if one and one.verdict.speedup.vs_reference), None)
 
 
 def card(admitted: AdmittedRecipe, name: str, how: Sequence[str]) -> bytes:

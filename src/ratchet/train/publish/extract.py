@@ -85,7 +85,7 @@ class OwnModule:
         """Return the statements that need nothing of what is left behind."""
         lost = {name for name, one in self.imported.items() if one.module in LEFT_BEHIND}
         left = [one for one in self.parts if one.node not in self._imports]
-        left = [one for one in left if not self._is_unwanted(one)]
+        left = [one for one in left if _first_text(one.node) not in self.without]
         while fallen := [one for one in left if one.uses & lost]:
             left = [one for one in left if one not in fallen]
             lost |= {name for one in fallen for name in one.defines}
@@ -116,11 +116,13 @@ class OwnModule:
         parts = self.reached(wanted)
         lines = self.text.splitlines(keepends=True)
         used = {name for part in parts for name in part.uses}
-        imports = [
-            f"from {_place(one)} import {_named(one, name)}\n"
-            for name, one in sorted(self.imported.items())
-            if name in used and one.module not in LEFT_BEHIND
-        ]
+        imports = []
+        for name, one in sorted(self.imported.items()):
+            if name in used and one.module not in LEFT_BEHIND:
+                file = file_of(one.module)
+                what, place = (one.name, f".{file}") if one.name else (file, ".")
+                renamed = "" if what == name else f" as {name}"
+                imports.append(f"from {place} import {what}{renamed}\n")
         plain = [one for one in parts if isinstance(one.node, ast.Import | ast.ImportFrom)]
         others = [one for one in parts if one not in plain]
         head = [*self._head(wanted), *_texts(lines, plain), "\n" * bool(imports), *imports]
@@ -138,11 +140,6 @@ class OwnModule:
             said = said.partition("\n\n")[0]
         if said:
             yield f'"""{said}"""\n\n'
-
-    def _is_unwanted(self, part: Part) -> bool:
-        call = part.node.value if isinstance(part.node, ast.Expr) else None
-        first = call.args[0] if isinstance(call, ast.Call) and call.args else None
-        return isinstance(first, ast.Constant) and first.value in self.without
 
 
 @dataclass
@@ -228,26 +225,29 @@ def _is_used(part: Part, needed: Collection[str]) -> bool:
     return True
 
 
+def _first_text(node: ast.stmt) -> object:
+    """Return the first argument of a call that is a statement, if it is a constant."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    first = call.args[0] if isinstance(call, ast.Call) and call.args else None
+    return first.value if isinstance(first, ast.Constant) else None
+
+
 def _is_future(node: ast.stmt) -> bool:
     return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _attributes_of(name: str, parts: Iterable[Part]) -> set[str]:
     """Return the names that a module is asked for; all of them if one is computed."""
-    found: set[str] = set()
-    for part in parts:
-        attributes = [
-            one
-            for one in ast.walk(part.node)
-            if isinstance(one, ast.Attribute)
-            and isinstance(one.value, ast.Name)
-            and one.value.id == name
-        ]
-        found |= {one.attr for one in attributes}
-        total = sum(isinstance(one, ast.Name) and one.id == name for one in ast.walk(part.node))
-        if total > len(attributes):
-            return {ALL}
-    return found
+    nodes = [one for part in parts for one in ast.walk(part.node)]
+    named = sum(isinstance(one, ast.Name) and one.id == name for one in nodes)
+    found = [
+        one.attr
+        for one in nodes
+        if isinstance(one, ast.Attribute)
+        and isinstance(one.value, ast.Name)
+        and one.value.id == name
+    ]
+    return {ALL} if named > len(found) else {*found}
 
 
 def _meaning(module: str, name: str) -> Imported:
@@ -255,15 +255,6 @@ def _meaning(module: str, name: str) -> Imported:
     if base.file_of(below) is not None:
         return Imported(module=below)
     return Imported(module=module, name=name)
-
-
-def _place(one: Imported) -> str:
-    return f".{file_of(one.module)}" if one.name else "."
-
-
-def _named(one: Imported, name: str) -> str:
-    what = one.name or file_of(one.module)
-    return what if what == name else f"{what} as {name}"
 
 
 def _texts(lines: list[str], parts: Iterable[Part]) -> Iterator[str]:
