@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from ratchet.base import scratch
-from ratchet.base.devices.probe import Device, probe
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import RanksError, RatchetError, WorkloadError
 from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.connect import utc_now
@@ -31,7 +31,7 @@ from ratchet.trace.analysis import analyse
 from ratchet.trace.read import read
 from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn.settings import Settings
-from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
+from ratchet.train.workloads.parallel import parse_parallel
 
 LIMIT_S: Final = 3600.0
 ENDED: Final = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.M)
@@ -133,13 +133,13 @@ class RankLaunches:
     Each launch's results go into the ledger. A turn that was cut off is resumed from them.
     """
 
-    def __init__(self, settings: Settings, layout: ParallelLayout) -> None:
-        self.settings, self.layout = settings, layout
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.layout = settings, str(settings.layout)
         self.end_s = time.monotonic() + settings.budget_s - settings.gone_s
         self.launches = 0
         self.setup_s = self.step_s = 0.0
         """Start of the last launch that was timed, and a mean step of an arm."""
-        self._began_at = ""
+        self._began_at = ""  # evidence of any age, until it is known when the turn began
         self._began_at = self._begin()
 
     @property
@@ -160,7 +160,7 @@ class RankLaunches:
         asked = RankRequest(
             workload=self.settings.workload,
             options={**self.settings.options, **changes.pop("options", {})},
-            layout=str(self.layout),
+            layout=self.layout,
             arms=dict(arms),
             rounds=rounds,
             launch=self.launches,
@@ -210,7 +210,7 @@ class RankLaunches:
         return str(found["began_at"])
 
     def _key(self, asked: RankRequest | None = None) -> str:
-        content: Payload = {"settings": self.settings.key(), "layout": str(self.layout)}
+        content: Payload = {"settings": self.settings.key()}
         if asked is not None:  # its rounds are what the budget has time for
             content["asked"] = document_of(asked)
             del content["asked"]["rounds"]
@@ -218,12 +218,10 @@ class RankLaunches:
 
     def _recall(self, kind: str, key: str) -> Payload | None:
         with Ledger.open(self.settings.ledger) as ledger:
-            here = ledger.here(self._device())
+            here = ledger.here(probe(str(self.settings.options["device"])))
             return ledger.recall(kind, key, fingerprint=here, since=self._began_at)
 
     def _remember(self, kind: str, key: str, payload: Payload) -> None:
         with Ledger.open(self.settings.ledger) as ledger:
-            ledger.remember(kind, key, payload, fingerprint=ledger.here(self._device()))
-
-    def _device(self) -> Device:
-        return probe(str(self.settings.options["device"]))
+            here = ledger.here(probe(str(self.settings.options["device"])))
+            ledger.remember(kind, key, payload, fingerprint=here)

@@ -206,7 +206,7 @@ class _Turn:
         self.model: ModelSignature = signature_of(workload.model)
         self.optimizer = type(next(iter(workload.make_optimizers().values()))).__name__
         self.shrinks = workload.shrink is not None
-        self.launches = RankLaunches(settings, self.layout)
+        self.launches = RankLaunches(settings)
 
     def tell(self, what: str) -> None:
         self.listener(what, {})

@@ -32,200 +32,6 @@ from ratchet.train.workloads.names import (
 )
 from ratchet.train.workloads.parallel import ParallelLayout, parse_parallel
 
-# Find the project's own files behind a user's workload, without running any of them.
-#
-# A proof holds for the code it was made with: the workload's file, and every module of the project
-# that it imports directly or indirectly. The project is everything except the standard library,
-# installed packages and Ratchet. Imports are read from the source text, including those inside
-# functions and `importlib.import_module` with a literal name. A module whose name is known only at
-# run time is not found.
-
-PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
-INSTALLED = ("site-packages", "dist-packages")
-IMPORTERS = ("import_module", "__import__")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Module:
-    """A module by its dotted name; `file` is None for a namespace package."""
-
-    name: str
-    file: Path | None
-    folders: tuple[str, ...] = ()
-    """The folders of a package's submodules; empty for a plain module."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Import:
-    """One import as written: `from ..name import members`, with `level` dots."""
-
-    name: str
-    members: tuple[str, ...] = ()
-    level: int = 0
-
-
-def source_hash(file: Path) -> str:
-    """Hash the names and contents of a workload's file and of the project files it imports."""
-    file, digest = file.resolve(), hashlib.sha256()
-    for path in project_files(file):
-        content = _content(path)
-        digest.update(f"{os.path.relpath(path, file.parent)}\0{len(content)}\0".encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def project_files(file: Path) -> list[Path]:
-    """List the workload's file and every project file that it imports, sorted."""
-    file = file.resolve()
-    PathFinder.invalidate_caches()
-    search = _Search(_roots(file))
-    search.follow(Module(name=file.stem, file=file))
-    return sorted(search.files)
-
-
-class _Search:
-    """Follows imports from module to module, each one once."""
-
-    def __init__(self, roots: list[str]) -> None:
-        self.roots = roots
-        self.files: set[Path] = set()
-        self._seen: dict[str, Module | None] = {}
-
-    def follow(self, module: Module) -> None:
-        """Add this module's file and everything that it imports."""
-        waiting = [module]
-        while waiting:
-            found = waiting.pop()
-            if found.file is None or found.file in self.files:
-                continue
-            self.files.add(found.file)
-            if found.file.suffix == ".py":
-                for written in _imports(_content(found.file)):
-                    waiting += self._modules(written, found)
-
-    def _modules(self, written: Import, importer: Module) -> Iterator[Module]:
-        """Yield the project modules that one import runs, including the packages on the way."""
-        name = _absolute(written, importer)
-        if not name:
-            return
-        folders: tuple[str, ...] = ()
-        for end in (*(dot.start() for dot in re.finditer(r"\.", name)), len(name)):
-            found = self._find(name[:end])
-            if found is None:
-                return
-            yield found
-            folders = found.folders
-        stars = [one.name for one in pkgutil.iter_modules(folders)]
-        for member in written.members:
-            for part in stars if member == "*" else [member]:
-                if inner := self._find(f"{name}.{part}"):
-                    yield inner
-
-    def _find(self, name: str) -> Module | None:
-        if name not in self._seen:
-            self._seen[name] = self._locate(name)
-        return self._seen[name]
-
-    def _locate(self, name: str) -> Module | None:
-        parent, _, own = name.rpartition(".")
-        if parent:
-            package = self._find(parent)
-            folders = list(package.folders) if package else []
-            return _module(name, PathFinder.find_spec(own, folders)) if folders else None
-        if name == "ratchet":
-            return None
-        found = _module(name, PathFinder.find_spec(name, self.roots))
-        return found if found and found.file else _elsewhere(name) or found
-
-
-def _module(name: str, spec: ModuleSpec | None) -> Module | None:
-    if spec is None:
-        return None
-    file = Path(spec.origin).resolve() if spec.has_location and spec.origin else None
-    return Module(name=name, file=file, folders=tuple(spec.submodule_search_locations or ()))
-
-
-def _elsewhere(name: str) -> Module | None:
-    """Find a top-level project module through Python's own finders. Runs no module."""
-    if name in sys.stdlib_module_names:
-        return None
-    try:
-        found = _module(name, importlib.util.find_spec(name))
-    except (ImportError, ValueError, AttributeError):
-        return None
-    if found is None:
-        return None
-    places = [found.file] if found.file else [Path(one).resolve() for one in found.folders]
-    return found if places and not any(_is_installed(place) for place in places) else None
-
-
-def _is_installed(path: Path) -> bool:
-    return any(part in INSTALLED for part in path.parts) or any(
-        path.is_relative_to(folder) for folder in _installed_folders()
-    )
-
-
-@cache
-def _installed_folders() -> tuple[Path, ...]:
-    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple(Path(sysconfig.get_path(kind)).resolve() for kind in kinds)
-
-
-def _roots(file: Path) -> list[str]:
-    """Return the folders of top-level modules: the workload's folder, then the project's root.
-
-    The root is included because scripts add it to `sys.path`.
-    """
-    for folder in file.parents:
-        if any((folder / mark).exists() for mark in PROJECT_MARKS):
-            return [str(file.parent), str(folder), str(folder / "src")]
-    return [str(file.parent)]
-
-
-def _absolute(written: Import, importer: Module) -> str:
-    """Return the absolute name of an import, or "" for a relative one that leads nowhere."""
-    if not written.level:
-        return written.name
-    package = importer.name.split(".")[: None if importer.folders else -1]
-    kept = len(package) - (written.level - 1)
-    if kept < 1:
-        return ""
-    return ".".join([*package[:kept], *([written.name] if written.name else [])])
-
-
-def _content(path: Path) -> bytes:
-    """Return a file's bytes; none if it is unreadable, and then the workload fails as well."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
-@lru_cache(maxsize=4096)
-def _imports(source: bytes) -> tuple[Import, ...]:
-    """Return every import in a file's text; none if the text does not parse."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ()
-    return tuple(written for node in ast.walk(tree) for written in _written(node))
-
-
-def _written(node: ast.AST) -> Iterator[Import]:
-    if isinstance(node, ast.Import):
-        yield from (Import(name=alias.name) for alias in node.names)
-    elif isinstance(node, ast.ImportFrom):
-        members = tuple(alias.name for alias in node.names)
-        yield Import(name=node.module or "", members=members, level=node.level)
-    elif isinstance(node, ast.Call) and node.args:
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        name = node.func.id if isinstance(node.func, ast.Name) else name
-        given = node.args[0]
-        if name in IMPORTERS and isinstance(given, ast.Constant) and isinstance(given.value, str):
-            bare = given.value.lstrip(".")
-            yield Import(name=bare, level=len(given.value) - len(bare))
-
-
 DEFAULT_BUDGET_S, DEFAULT_OUT, DEFAULT_LAUNCHES = 1800.0, Path("ratchet-out"), 3
 SMALLEST_BUDGET_S = 30.0
 PRECISIONS = ("fp32", "bf16_autocast", "bf16_master")
@@ -424,3 +230,197 @@ def _source_hash(workload: str) -> str:
     if function and path.suffix == ".py" and path.is_file():
         return source_hash(path)
     return ""
+
+
+# Find the project's own files behind a user's workload, without running any of them.
+#
+# A proof holds for the code it was made with: the workload's file, and every module of the project
+# that it imports directly or indirectly. The project is everything except the standard library,
+# installed packages and Ratchet. Imports are read from the source text, including those inside
+# functions and `importlib.import_module` with a literal name. A module whose name is known only at
+# run time is not found.
+
+PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
+INSTALLED = ("site-packages", "dist-packages")
+IMPORTERS = ("import_module", "__import__")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Module:
+    """A module by its dotted name; `file` is None for a namespace package."""
+
+    name: str
+    file: Path | None
+    folders: tuple[str, ...] = ()
+    """The folders of a package's submodules; empty for a plain module."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Import:
+    """One import as written: `from ..name import members`, with `level` dots."""
+
+    name: str
+    members: tuple[str, ...] = ()
+    level: int = 0
+
+
+def source_hash(file: Path) -> str:
+    """Hash the names and contents of a workload's file and of the project files it imports."""
+    file, digest = file.resolve(), hashlib.sha256()
+    for path in project_files(file):
+        content = _content(path)
+        digest.update(f"{os.path.relpath(path, file.parent)}\0{len(content)}\0".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def project_files(file: Path) -> list[Path]:
+    """List the workload's file and every project file that it imports, sorted."""
+    file = file.resolve()
+    PathFinder.invalidate_caches()
+    search = _Search(_roots(file))
+    search.follow(Module(name=file.stem, file=file))
+    return sorted(search.files)
+
+
+class _Search:
+    """Follows imports from module to module, each one once."""
+
+    def __init__(self, roots: list[str]) -> None:
+        self.roots = roots
+        self.files: set[Path] = set()
+        self._seen: dict[str, Module | None] = {}
+
+    def follow(self, module: Module) -> None:
+        """Add this module's file and everything that it imports."""
+        waiting = [module]
+        while waiting:
+            found = waiting.pop()
+            if found.file is None or found.file in self.files:
+                continue
+            self.files.add(found.file)
+            if found.file.suffix == ".py":
+                for written in _imports(_content(found.file)):
+                    waiting += self._modules(written, found)
+
+    def _modules(self, written: Import, importer: Module) -> Iterator[Module]:
+        """Yield the project modules that one import runs, including the packages on the way."""
+        name = _absolute(written, importer)
+        if not name:
+            return
+        folders: tuple[str, ...] = ()
+        for end in (*(dot.start() for dot in re.finditer(r"\.", name)), len(name)):
+            found = self._find(name[:end])
+            if found is None:
+                return
+            yield found
+            folders = found.folders
+        stars = [one.name for one in pkgutil.iter_modules(folders)]
+        for member in written.members:
+            for part in stars if member == "*" else [member]:
+                if inner := self._find(f"{name}.{part}"):
+                    yield inner
+
+    def _find(self, name: str) -> Module | None:
+        if name not in self._seen:
+            self._seen[name] = self._locate(name)
+        return self._seen[name]
+
+    def _locate(self, name: str) -> Module | None:
+        parent, _, own = name.rpartition(".")
+        if parent:
+            package = self._find(parent)
+            folders = list(package.folders) if package else []
+            return _module(name, PathFinder.find_spec(own, folders)) if folders else None
+        if name == "ratchet":
+            return None
+        found = _module(name, PathFinder.find_spec(name, self.roots))
+        return found if found and found.file else _elsewhere(name) or found
+
+
+def _module(name: str, spec: ModuleSpec | None) -> Module | None:
+    if spec is None:
+        return None
+    file = Path(spec.origin).resolve() if spec.has_location and spec.origin else None
+    return Module(name=name, file=file, folders=tuple(spec.submodule_search_locations or ()))
+
+
+def _elsewhere(name: str) -> Module | None:
+    """Find a top-level project module through Python's own finders. Runs no module."""
+    if name in sys.stdlib_module_names:
+        return None
+    try:
+        found = _module(name, importlib.util.find_spec(name))
+    except (ImportError, ValueError, AttributeError):
+        return None
+    if found is None:
+        return None
+    places = [found.file] if found.file else [Path(one).resolve() for one in found.folders]
+    return found if places and not any(_is_installed(place) for place in places) else None
+
+
+def _is_installed(path: Path) -> bool:
+    return any(part in INSTALLED for part in path.parts) or any(
+        path.is_relative_to(folder) for folder in _installed_folders()
+    )
+
+
+@cache
+def _installed_folders() -> tuple[Path, ...]:
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(Path(sysconfig.get_path(kind)).resolve() for kind in kinds)
+
+
+def _roots(file: Path) -> list[str]:
+    """Return the folders of top-level modules: the workload's folder, then the project's root.
+
+    The root is included because scripts add it to `sys.path`.
+    """
+    for folder in file.parents:
+        if any((folder / mark).exists() for mark in PROJECT_MARKS):
+            return [str(file.parent), str(folder), str(folder / "src")]
+    return [str(file.parent)]
+
+
+def _absolute(written: Import, importer: Module) -> str:
+    """Return the absolute name of an import, or "" for a relative one that leads nowhere."""
+    if not written.level:
+        return written.name
+    package = importer.name.split(".")[: None if importer.folders else -1]
+    kept = len(package) - (written.level - 1)
+    if kept < 1:
+        return ""
+    return ".".join([*package[:kept], *([written.name] if written.name else [])])
+
+
+def _content(path: Path) -> bytes:
+    """Return a file's bytes; none if it is unreadable, and then the workload fails as well."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@lru_cache(maxsize=4096)
+def _imports(source: bytes) -> tuple[Import, ...]:
+    """Return every import in a file's text; none if the text does not parse."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(written for node in ast.walk(tree) for written in _written(node))
+
+
+def _written(node: ast.AST) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(name=alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        members = tuple(alias.name for alias in node.names)
+        yield Import(name=node.module or "", members=members, level=node.level)
+    elif isinstance(node, ast.Call) and node.args:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        name = node.func.id if isinstance(node.func, ast.Name) else name
+        given = node.args[0]
+        if name in IMPORTERS and isinstance(given, ast.Constant) and isinstance(given.value, str):
+            bare = given.value.lstrip(".")
+            yield Import(name=bare, level=len(given.value) - len(bare))
