@@ -38,8 +38,8 @@ from ratchet.train.turn.selection import applicable
 from ratchet.train.turn.settings import Settings, check_settings
 from ratchet.train.turn.state import Listener, Turn
 from ratchet.train.workloads.names import fixes_batch_size, known
-from ratchet.write.write import SHORTEST_S, Asked, Follow, RegionRow, write_all
-from ratchet.write.writing_result import WritingRequest, WritingResult, WrittenKernel
+from ratchet.write.write import SHORTEST_S, Asked, Follow, write_all
+from ratchet.write.writing_result import WritingRequest, WritingResult
 
 # The step as a GPU runs it that is not here: its facts, its situation, its call sites.
 #
@@ -465,13 +465,18 @@ def _written(turn: Turn, step: TargetStep) -> tuple[TargetKernel, ...]:
         candidates=CANDIDATES,
     )
     results: list[WritingResult] = []
+
+    def follow(problem: Problem) -> Follow:
+        turn.tell("writing", problem=problem.name)
+        return lambda event, result: None
+
     with Court(turn.ledger) as court:
         written = write_all(
             turn.settings.title,
             [Asked(problem=one.problem, gain_s=one.gain_s) for one in chosen],
             request,
             court=court,
-            follow=lambda problem: _told(turn, problem),
+            follow=follow,
             done=results.append,
         )
     regions_of = {one.problem.hash: one for one in chosen}
@@ -482,29 +487,17 @@ def _written(turn: Turn, step: TargetStep) -> tuple[TargetKernel, ...]:
     for row in written.rows:
         region = regions_of[row.problem_hash]
         site = region_site(region.problem, region.count, grown, step.device)
-        sites = () if site is None else (site,)
-        found.append(_region_row(row, sites, step.device_name, best.get(row.problem_hash)))
+        line = TargetKernel(
+            library="region",
+            entry=row.problem,
+            sites=() if site is None else (site,),
+            status=row.status,
+            reason=row.reason,
+            device=step.device_name,
+        )
+        kernel = best.get(row.problem_hash)
+        found.append(line if kernel is None else _with_estimate(line, kernel.verdict.emulated))
     return tuple(found)
-
-
-def _told(turn: Turn, problem: Problem) -> Follow:
-    turn.tell("writing", problem=problem.name)
-    return lambda event, result: None
-
-
-def _region_row(
-    result: RegionRow, sites: tuple[TargetSite, ...], device: str, best: WrittenKernel | None
-) -> TargetKernel:
-    """Return the line of a region, with the best kernel that the authors wrote for it."""
-    row = TargetKernel(
-        library="region",
-        entry=result.problem,
-        sites=sites,
-        status=result.status,
-        reason=result.reason,
-        device=device,
-    )
-    return row if best is None else _with_estimate(row, best.verdict.emulated)
 
 
 def _with_estimate(row: TargetKernel, cases: Sequence[EmulatedCase]) -> TargetKernel:
