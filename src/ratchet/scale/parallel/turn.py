@@ -77,7 +77,7 @@ class ParallelTurn:
     """The way that the recipe runs each rank's step; as written if nothing was proven."""
     proven: bool
     speedup: Ratio | None
-    """Of the slowest rank; None if no launch told."""
+    """The slowest rank's; None if no launch told."""
     written_s: float | None
     tuned_s: float | None
     exposed_written_s: float | None
@@ -87,7 +87,7 @@ class ParallelTurn:
     changes: tuple[Change, ...]
     """Levers and what became of them; their ratios are those of the screening."""
     gradient_errors: dict[str, float]
-    """Of the levers that were screened, by name; see `ArmOnRank`."""
+    """Those of the levers that were screened, by name; see `ArmOnRank`."""
     one_process: tuple[Change, ...]
     """Levers and kernels of one rank's step, and what became of them in a turn of one process."""
     recipe: str
@@ -186,7 +186,7 @@ def levers_on_ranks(settings: Settings) -> tuple[dict[str, str], dict[str, str]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OneProcess:
-    """What the turn of one process finds for each rank."""
+    """Findings of the turn of one process, for each rank."""
 
     found: Candidate | None = None
     reason: str = ""
@@ -195,7 +195,7 @@ class OneProcess:
 
 
 class _Turn:
-    """What the stages of a turn on ranks share; none of them changes it but by a launch."""
+    """State that the stages of a turn on ranks share; only a launch changes it."""
 
     def __init__(self, settings: Settings, listener: Listener) -> None:
         self.settings, self.listener = settings, listener

@@ -171,7 +171,7 @@ class Candidate:
     config: StepConfig
     kernels: tuple[AnyKernel, ...] = ()
     tuning: ParallelTuning = field(default_factory=ParallelTuning)
-    """How its ranks communicate, if it runs on several."""
+    """Settings of how its ranks communicate, if it runs on several."""
 
     def key(self) -> str:
         """Hash everything that runs; the title does not count."""
