@@ -19,11 +19,11 @@ from ratchet.guard.history.series import gather
 from ratchet.guard.watch import MARKER, junit_xml, markdown_comment
 from ratchet.guard.watch.suite import (
     SMOKE,
-    WatchedCommand,
-    WatchedResult,
-    WatchLimits,
-    WatchReport,
-    WatchSuite,
+    Benchmark,
+    BenchmarkResult,
+    Limits,
+    Suite,
+    WatchResult,
     read_suite,
     watch_history,
 )
@@ -95,19 +95,17 @@ def test_advisory_is_never_red(
     assert "has no commit 'v9'; git log --oneline lists them (advisory" in capsys.readouterr().err
 
 
-def _against(device: str, values: object, *, head: float) -> WatchedResult:
-    suite = WatchSuite(
+def _against(device: str, values: object, *, head: float) -> BenchmarkResult:
+    suite = Suite(
         pairs=3,
         benchmark=[
-            WatchedCommand(
+            Benchmark(
                 name="step", command=[sys.executable, "-c", f"print({head})"], metric="last-number"
             )
         ],
     )
     history = gather(rows(values, device=device))  # type: ignore[arg-type]
-    (found,) = watch_history(
-        suite, Path(), history, "machine", WatchLimits(), lambda name, runs: None
-    )
+    (found,) = watch_history(suite, Path(), history, "machine", Limits(), lambda name, runs: None)
     return found
 
 
@@ -161,8 +159,8 @@ def test_what_was_measured_can_be_recorded(
     assert (tmp_path / "out.csv").read_text().count(git(repository, "rev-parse", "HEAD")) == 2
 
 
-def _report() -> WatchReport:
-    slower = WatchedResult(
+def _report() -> WatchResult:
+    slower = BenchmarkResult(
         name="a|b <script> @everyone\x01",
         unit="s",
         better="lower",
@@ -177,7 +175,7 @@ def _report() -> WatchReport:
     failed = replace(slower, name="f", answer="failed", why="it exited with 1: *boom*")
     quiet = replace(slower, name="q", answer="not slower")
     missing = replace(slower, name="m", answer="no baseline", ratio=None)
-    return WatchReport(
+    return WatchResult(
         base="1" * 40,
         head="2" * 40,
         margin=0.02,

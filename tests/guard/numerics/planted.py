@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ratchet.guard.compare.workloads import WorkloadSide
-from ratchet.guard.numerics.find import Finder, NumericsReport
+from ratchet.guard.numerics.find import Finder, NumericsResult
 from ratchet.guard.numerics.recorder import NumericsRecorder
 
 SCRIPT = """
@@ -80,5 +80,5 @@ def side(workload: str, seed: int = 0, **changes: Any) -> WorkloadSide:
     return WorkloadSide(title=workload, workload=workload, options=options, changes=changes)
 
 
-def compared(a: WorkloadSide, b: WorkloadSide, folder: Path, steps: int = 4) -> NumericsReport:
+def compared(a: WorkloadSide, b: WorkloadSide, folder: Path, steps: int = 4) -> NumericsResult:
     return Finder(a, b, folder, steps=steps, open_recorder=in_this_process).find()

@@ -13,7 +13,7 @@ from ratchet.base.errors import GuardError
 from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
 from ratchet.guard.numerics.comparison import compare_numerics, numerics_report, write_script
-from ratchet.guard.numerics.find import Divergence, Finder, NumericsReport, first_wrong_loss
+from ratchet.guard.numerics.find import Divergence, Finder, NumericsResult, first_wrong_loss
 
 LAYER = {
     "llama-tiny": "layers.1.mlp",
@@ -129,7 +129,7 @@ def test_the_report_on_disk_is_strict_json_where_there_is_no_error_to_give(tmp_p
     nan = math.nan
     moved = Divergence(side="B", part="weights", module="head.weight", kind="Linear", error=nan,
                        allowed_error=0.0, baseline_error=0.0, scale=nan, detail="")  # fmt: skip
-    report = NumericsReport(titles=("a", "b"), divergence=moved, not_finite=None, oracle="fp64",
+    report = NumericsResult(titles=("a", "b"), divergence=moved, not_finite=None, oracle="fp64",
                             compared=0, losses=((), ()))  # fmt: skip
     side = planted.side("llama-tiny")
     write_script(Finder(side, side, tmp_path), report, side, tmp_path)

@@ -21,7 +21,7 @@ from ratchet.guard.compare.workloads import WorkloadSide
 from ratchet.guard.numerics.find import (
     Divergence,
     Finder,
-    NumericsReport,
+    NumericsResult,
     OpenRecorder,
     recorder_process,
 )
@@ -40,7 +40,7 @@ def compare_numerics(
     ledger: str | os.PathLike[str] | None = None,
     open_recorder: OpenRecorder = recorder_process,
     on_progress: Callable[[str], None] = lambda _: None,
-) -> NumericsReport:
+) -> NumericsResult:
     """Find the first divergence; write a script that shows it to `out`, and keep the report.
 
     Raises:
@@ -67,8 +67,8 @@ REPRODUCED: Final = 1
 LIMIT_S = 600.0
 
 
-def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, folder: Path
-                 ) -> NumericsReport:  # fmt: skip
+def write_script(finder: Finder, report: NumericsResult, side: WorkloadSide, folder: Path
+                 ) -> NumericsResult:  # fmt: skip
     """Write the script, the saved modules and the report to `folder`, and run the script once.
 
     Without a divergence in one module, or if the module cannot be pickled, only the report is
@@ -106,7 +106,7 @@ def write_script(finder: Finder, report: NumericsReport, side: WorkloadSide, fol
     return _written(replace(report, reproduces=_reproduces(folder)), folder)
 
 
-def headline(report: NumericsReport) -> str:
+def headline(report: NumericsResult) -> str:
     """Say what was found in one line."""
     found, broken = report.divergence, report.not_finite
     if broken is not None:
@@ -143,13 +143,13 @@ def _reproduces(folder: Path) -> bool | None:
     return None if done.late or "reproduced" not in done.out else done.code == REPRODUCED
 
 
-def _written(report: NumericsReport, folder: Path) -> NumericsReport:
+def _written(report: NumericsResult, folder: Path) -> NumericsResult:
     report = replace(report, folder=str(folder))
     files.write_whole(folder / REPORT, encoded(report.as_json(), indent=2))
     return report
 
 
-def numerics_report(report: NumericsReport) -> ResultReport:
+def numerics_report(report: NumericsResult) -> ResultReport:
     """Describe the first divergence, what surrounds it, and the script."""
     largest = [(name, f"{error:.1e}") for name, error in report.largest]
     return ResultReport(
@@ -166,7 +166,7 @@ def numerics_report(report: NumericsReport) -> ResultReport:
     )
 
 
-def _inputs(report: NumericsReport) -> list[str]:
+def _inputs(report: NumericsResult) -> list[str]:
     broken = report.not_finite
     if broken is not None:
         place = f"your code:  {broken.place}" if broken.place else ""
@@ -176,7 +176,7 @@ def _inputs(report: NumericsReport) -> list[str]:
     return []
 
 
-def _losses(report: NumericsReport) -> list[str]:
+def _losses(report: NumericsResult) -> list[str]:
     steps = list(zip(*report.losses, strict=True))
     return [
         f"{name}: A {steps[at][0]:.6f}, B {steps[at][1]:.6f}"
@@ -185,7 +185,7 @@ def _losses(report: NumericsReport) -> list[str]:
     ]
 
 
-def _next(report: NumericsReport) -> list[str]:
+def _next(report: NumericsResult) -> list[str]:
     lines = []
     if report.reproduces is not None:
         seen = "it reproduces" if report.reproduces else "the module alone does NOT reproduce it"

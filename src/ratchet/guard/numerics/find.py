@@ -90,7 +90,7 @@ def owner_of(name: str, part: Part) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NumericsReport:
+class NumericsResult:
     """The answer: no divergence, or the first."""
 
     titles: tuple[str, str]
@@ -183,10 +183,10 @@ class Finder:
         self.compared = 0
         self.warnings: list[str] = []
 
-    def find(self) -> NumericsReport:
+    def find(self) -> NumericsResult:
         """Record all runs and compare them; GuardError if the sides are not the same model."""
         runs = {name: self._record(name, self._arguments(name)) for name in self._sides}
-        report = NumericsReport(
+        report = NumericsResult(
             titles=(self._sides["A"].title, self._sides["B"].title),
             divergence=None,
             not_finite=None,

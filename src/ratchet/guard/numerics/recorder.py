@@ -54,24 +54,30 @@ def sampled(tensor: Tensor) -> Tensor:
     return flat.to(device="cpu", dtype=dtype, copy=True).contiguous()
 
 
+@contextmanager
+def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks in the end."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 class ModuleWatch:
     """Hooks on every module: outputs in the order of their calls, and gradients of inputs."""
 
     def __init__(self, model: nn.Module, *, backward: bool) -> None:
         self.forward: list[tuple[str, Tensor]] = []
         self.backward: list[tuple[str, Tensor]] = []
-        self._handles: list[RemovableHandle] = []
+        self.handles: list[RemovableHandle] = []
         for name, module in model.named_modules():
             # torch.compile traces this hook: the tensors become outputs of its graph.
             forward = module.register_forward_hook(_keeping(self.forward, name or ROOT))
-            self._handles.append(forward)
+            self.handles.append(forward)
             if backward and name:
                 hook = module.register_full_backward_hook(_keeping(self.backward, name, at=1))
-                self._handles.append(hook)
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+                self.handles.append(hook)
 
     def take(self) -> tuple[Recorded, Recorded]:
         """Return what was recorded since the last call, by name, in order."""
@@ -156,22 +162,13 @@ def within(module: nn.Module, watch: OpWatch, *, backward: bool) -> Iterator[Non
     def switch(on: bool) -> Callable[..., None]:
         return lambda *_: setattr(watch, "active", on)
 
-    if backward:
-        handles = [
-            module.register_full_backward_pre_hook(switch(True)),
-            module.register_full_backward_hook(switch(False)),
-        ]
-    else:
-        handles = [
-            module.register_forward_pre_hook(switch(True)),
-            module.register_forward_hook(switch(False)),
-        ]
-    try:
-        with watch:
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    before, after = (
+        (module.register_full_backward_pre_hook, module.register_full_backward_hook)
+        if backward
+        else (module.register_forward_pre_hook, module.register_forward_hook)
+    )
+    with hooked([before(switch(True)), after(switch(False))]), watch:
+        yield
 
 
 @contextmanager
@@ -186,11 +183,8 @@ def naming(model: nn.Module) -> Iterator[list[str]]:
     for name, module in model.named_modules():
         handles.append(module.register_forward_pre_hook(enter(name or ROOT)))
         handles.append(module.register_forward_hook(lambda *_: stack.pop() and None))
-    try:
+    with hooked(handles):
         yield stack
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def not_finite(recorded: Recorded) -> list[str]:
@@ -275,7 +269,7 @@ class NumericsRecorder:
             "backward": [],
             "not_finite": [],
         }
-        try:
+        with hooked(watch.handles):
             for index in range(batches):
                 _quietly(step, index)
                 forward, backward = watch.take()
@@ -288,8 +282,6 @@ class NumericsRecorder:
                     save_file(recorded, place / f"{part}-{index}.safetensors")
                 for parameter in step.model.parameters():
                     parameter.grad = None
-        finally:
-            watch.close()
         return said
 
     def losses(self, steps: int) -> list[float]:
@@ -341,10 +333,8 @@ class NumericsRecorder:
                 calls.append(copied)
 
         handle = found.register_forward_pre_hook(keep, with_kwargs=True)
-        try:
+        with hooked([handle]):
             _quietly(step)
-        finally:
-            handle.remove()
         for parameter in step.model.parameters():
             parameter.grad = None
         if not calls:

@@ -21,12 +21,12 @@ from ratchet.guard.history.formats import read_results
 from ratchet.guard.history.series import gather
 from ratchet.guard.history.show import short_revision
 from ratchet.guard.watch.suite import (
+    BenchmarkResult,
+    Limits,
     OnRun,
+    Suite,
     WatchAnswer,
-    WatchedResult,
-    WatchLimits,
-    WatchReport,
-    WatchSuite,
+    WatchResult,
     watch_history,
     watch_pairs,
 )
@@ -34,8 +34,8 @@ from ratchet.guard.watch.suite import (
 
 def run_gate(
     folder: Path,
-    suite: WatchSuite,
-    limits: WatchLimits,
+    suite: Suite,
+    limits: Limits,
     on_run: OnRun,
     *,
     base: str = "",
@@ -43,7 +43,7 @@ def run_gate(
     advisory: bool = False,
     record: bool = False,
     ledger: str | None = None,
-) -> WatchReport:
+) -> WatchResult:
     """Run the suite against the revision `base`, or `against` a history, and return its report.
 
     `record` stores the head's results in the ledger.
@@ -70,7 +70,7 @@ def run_gate(
             results = watch_pairs(suite, checkouts, base, head, limits, on_run)
     if record:
         _record(results, commit, ledger)
-    return WatchReport(
+    return WatchResult(
         base=base,
         head=head,
         margin=suite.margin,
@@ -92,7 +92,7 @@ def _ends(folder: Path, base: str) -> tuple[str, str]:
         ) from error
 
 
-def _record(results: list[WatchedResult], commit: git.CommitStamp, url: str | None) -> None:
+def _record(results: list[BenchmarkResult], commit: git.CommitStamp, url: str | None) -> None:
     with Ledger.open(url) as ledger:
         here = ledger.here(probe("cpu"))
         ObservationBook(ledger).record(
@@ -127,7 +127,7 @@ BENCHMARKS = (
 """The columns of a benchmark, on the terminal and in the comment."""
 
 
-def watch_report(report: WatchReport) -> m.ResultReport:
+def watch_report(report: WatchResult) -> m.ResultReport:
     """Describe a row for each benchmark, then the answer."""
     notes = [f"note: {note}" for note in report.notes]
     table = m.ResultTable(BENCHMARKS, report.results)
@@ -135,7 +135,7 @@ def watch_report(report: WatchReport) -> m.ResultReport:
     return m.ResultReport(header=said)
 
 
-def headline(report: WatchReport) -> str:
+def headline(report: WatchResult) -> str:
     """Return the answer in a line."""
     counts = Counter(one.answer for one in report.results)
     bad: tuple[WatchAnswer, ...] = ("slower", "failed", "no baseline", "undecided")
@@ -147,7 +147,7 @@ def headline(report: WatchReport) -> str:
     return f"{ends}: {said} (allowed: {allowed} slower){' - advisory' if report.advisory else ''}"
 
 
-def markdown_comment(report: WatchReport) -> str:
+def markdown_comment(report: WatchResult) -> str:
     """Return a comment for a pull request. Names cannot break the table or add markup."""
     lines = [MARKER, f"### ratchet watch: {_plain(headline(report))}", ""]
     titles = " | ".join(column.title for column in BENCHMARKS)
@@ -167,7 +167,7 @@ def markdown_comment(report: WatchReport) -> str:
     return "\n".join(lines) + "\n"
 
 
-def junit_xml(report: WatchReport) -> bytes:
+def junit_xml(report: WatchResult) -> bytes:
     """Return JUnit's XML: slower is a failure, failed an error, and without an answer is skipped.
 
     An advisory report has neither failures nor errors: they are skipped, with what was found.
@@ -191,11 +191,11 @@ def junit_xml(report: WatchReport) -> bytes:
     return junit("ratchet watch", cases)
 
 
-def _row(one: WatchedResult) -> list[str]:
+def _row(one: BenchmarkResult) -> list[str]:
     return [m.text_of(column.cell(one)) for column in BENCHMARKS]
 
 
-def _change(one: WatchedResult) -> str:
+def _change(one: BenchmarkResult) -> str:
     worse, low, high = one.worse
     if worse is None or low is None or high is None:
         return ""

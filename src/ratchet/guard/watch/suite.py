@@ -31,7 +31,7 @@ _BENCH = (sys.executable, "-m", "ratchet.cli", "bench")
 _STEP_TIME = r'"step_time_s": ([-+.\deE]+)'
 
 
-class WatchedCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One benchmark: a command or a workload."""
 
     name: Annotated[str, Meta(min_length=1)]
@@ -63,7 +63,7 @@ class WatchedCommand(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return MeasuredCommand(words=tuple(words), metric=metric, time_limit_s=self.time_limit_s)
 
 
-class WatchSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file: what to run, how often, and what is too slow."""
 
     build: str = ""
@@ -71,7 +71,7 @@ class WatchSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     build_time_limit_s: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 3600.0
     pairs: Annotated[int, Meta(ge=3)] = 20
     fail_if_slower: str = "2%"
-    benchmark: Annotated[list[WatchedCommand], Meta(min_length=1)]
+    benchmark: Annotated[list[Benchmark], Meta(min_length=1)]
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.benchmark]
@@ -89,21 +89,21 @@ class WatchSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the confidence of each interval that makes 95 % for all of them together."""
         return confidence_of(0.05, among=len(self.benchmark))
 
-    def pairs_of(self, one: WatchedCommand, instead: int | None) -> int:
+    def pairs_of(self, one: Benchmark, instead: int | None) -> int:
         """Return how many pairs or runs a benchmark has, or the number that stands in for it."""
         return instead or one.pairs or self.pairs
 
 
-SMOKE = WatchSuite(
+SMOKE = Suite(
     pairs=5,
     benchmark=[
-        WatchedCommand(name="llama-tiny step", workload="llama-tiny", arguments=["--steps", "5"])
+        Benchmark(name="llama-tiny step", workload="llama-tiny", arguments=["--steps", "5"])
     ],
 )
 """The suite that runs without a file."""
 
 
-def read_suite(path: Path | None, folder: Path) -> WatchSuite:
+def read_suite(path: Path | None, folder: Path) -> Suite:
     """Return the suite of a file, of `ratchet-watch.toml` in the folder, or the smoke workloads.
 
     Raises:
@@ -114,7 +114,7 @@ def read_suite(path: Path | None, folder: Path) -> WatchSuite:
         if not path.exists():
             return SMOKE
     try:
-        suite = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), WatchSuite)
+        suite = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Suite)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise WatchError(f"the suite {path} cannot be read: {error}") from error
     except msgspec.ValidationError as error:
@@ -129,7 +129,7 @@ WatchAnswer = Literal["slower", "faster", "not slower", "undecided", "no baselin
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WatchedResult:
+class BenchmarkResult:
     """One benchmark's answer."""
 
     name: str
@@ -157,18 +157,12 @@ class WatchedResult:
 
     def as_json(self) -> dict[str, object]:
         worse, low, high = self.worse
-        return {
-            **{name: getattr(self, name) for name in ("name", "unit", "better", "answer", "why")},
-            "base": self.base,
-            "head": self.head,
-            **{"worse": worse, "low": low, "high": high},
-            "runs": self.runs,
-            "time_s": self.time_s,
-        }
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "ratio"}
+        return {**own, "worse": worse, "low": low, "high": high}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WatchReport:
+class WatchResult:
     """The answers of a suite."""
 
     base: str
@@ -176,7 +170,7 @@ class WatchReport:
     head: str
     margin: float
     confidence: float
-    results: tuple[WatchedResult, ...]
+    results: tuple[BenchmarkResult, ...]
     notes: tuple[str, ...]
     advisory: bool
 
@@ -202,7 +196,7 @@ Also with what is built, and 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WatchLimits:
+class Limits:
     pairs: int | None = None
     """Instead of the suite's."""
     time_s: float = math.inf
@@ -211,13 +205,13 @@ class WatchLimits:
 
 
 def watch_pairs(
-    suite: WatchSuite,
+    suite: Suite,
     checkouts: Checkouts,
     base: str,
     head: str,
-    limits: WatchLimits,
+    limits: Limits,
     on_run: OnRun,
-) -> list[WatchedResult]:
+) -> list[BenchmarkResult]:
     """Time each benchmark at both commits, in pairs (`run_rounds`)."""
     places = {}
     for name, commit in (("base", base), ("head", head)):
@@ -226,7 +220,7 @@ def watch_pairs(
     folders = {name: place.folder for name, place in places.items()}
     broken = {name: place.why for name, place in places.items() if place.why}
 
-    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
+    def answer(one: Benchmark, values: Values, why: Mapping[str, str]) -> BenchmarkResult:
         base, head = values["base"], values["head"]
         if "base" in why:
             said = f"the base cannot run it: {why['base']}"
@@ -240,19 +234,19 @@ def watch_pairs(
 
 
 def watch_history(
-    suite: WatchSuite,
+    suite: Suite,
     folder: Path,
     history: Sequence[HistorySeries],
     device: str,
-    limits: WatchLimits,
+    limits: Limits,
     on_run: OnRun,
-) -> list[WatchedResult]:
+) -> list[BenchmarkResult]:
     """Run each benchmark in a folder, and compare with the newest level of its history.
 
     Only results of the same machine are a baseline.
     """
 
-    def answer(one: WatchedCommand, values: Values, why: Mapping[str, str]) -> WatchedResult:
+    def answer(one: Benchmark, values: Values, why: Mapping[str, str]) -> BenchmarkResult:
         own = [series for series in history if series.benchmark == one.name]
         return _predicted(one, suite, own, device, values["head"])
 
@@ -260,13 +254,13 @@ def watch_history(
 
 
 def _watched(
-    suite: WatchSuite,
+    suite: Suite,
     folders: Mapping[str, Path],
     broken: Mapping[str, str],
-    limits: WatchLimits,
+    limits: Limits,
     on_run: OnRun,
-    answer: Callable[[WatchedCommand, Values, Mapping[str, str]], WatchedResult],
-) -> list[WatchedResult]:
+    answer: Callable[[Benchmark, Values, Mapping[str, str]], BenchmarkResult],
+) -> list[BenchmarkResult]:
     """Run each benchmark in the folders, in pairs; answer unless the head cannot run it."""
     deadline = time.monotonic() + limits.time_s
     results = []
@@ -324,12 +318,12 @@ class _SideArm:
 
 
 def _predicted(
-    one: WatchedCommand,
-    suite: WatchSuite,
+    one: Benchmark,
+    suite: Suite,
     history: Sequence[HistorySeries],
     device: str,
     head: Sequence[float],
-) -> WatchedResult:
+) -> BenchmarkResult:
     """Compare with what a history of one level says of its next result."""
     here = [series for series in history if series.device == device]
     level = _newest_level(here[0]) if here else []
@@ -353,13 +347,13 @@ def _predicted(
 
 
 def _answered(
-    one: WatchedCommand,
-    suite: WatchSuite,
+    one: Benchmark,
+    suite: Suite,
     base: float,
     head: Sequence[float],
     change: float,
     reach: float,
-) -> WatchedResult:
+) -> BenchmarkResult:
     """Answer from the change's logarithm, and how far its interval reaches on each side."""
     better = -change if one.better == "lower" else change
     middle, low, high = (finite_exp(better + step) for step in (0.0, -reach, reach))
@@ -395,7 +389,7 @@ def _newest_level(series: HistorySeries) -> list[float]:
     return [float(value) for value in values if value > 0]
 
 
-def _result(one: WatchedCommand, answer: WatchAnswer, why: str, **more: Any) -> WatchedResult:
-    return WatchedResult(
+def _result(one: Benchmark, answer: WatchAnswer, why: str, **more: Any) -> BenchmarkResult:
+    return BenchmarkResult(
         name=one.name, unit=one.unit, better=one.better, answer=answer, why=why, **more
     )
