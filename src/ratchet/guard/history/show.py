@@ -121,7 +121,7 @@ def _tile(one: AnalysedSeries, names: Mapping[tuple[str, int], str]) -> SeriesTi
     """Draw a series; `names` has the incident of each of its regressions."""
     series = one.series
     first = max(0, len(series.values) - MOST_POINTS)
-    values = series.values[first:]
+    values = series.values[first:].tolist()
     levels = [
         (max(first, start) - 0.5, end - 0.5, level)
         for start, end, level in one.levels()
