@@ -131,7 +131,7 @@ COMBINED: Final[tuple[tuple[Any, Callable[[Extent, Extent], Extent]], ...]] = (
     (functions.Max | sympy.Max, larger),
     (functions.Min | sympy.Min, smaller),
 )
-"""What sympy's and torch's functions of sizes are for extents."""
+"""Functions of sizes of sympy and torch, as functions of extents."""
 
 
 class SizeReader:

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 TOKENIZER = "tokenizer"
 FIGURES: Final = ("steps", "forgetting", "replay", "spent_s")
-"""What a policy's card says of its training."""
+"""Figures of its training on a policy's card."""
 MEMBER: Final = 1_000_003
 """Distance between the seeds of a soup's members."""
 MOVED: Final = (0.75, 0.5, 0.25)
