@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_assembly import text_of
 
 from ratchet.amd.compile.hip_compiler import RUNTIME_SOURCES
 from ratchet.amd.compile.process import hip_interface
@@ -15,7 +16,6 @@ from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.hip_loading import HipProgram
 from ratchet.base.errors import KernelError
 from ratchet.judge.workers.candidate.results import ResultForm
-from small_assembly import text_of
 
 needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 FLAGS = ("-shared", "-fPIC", "-O1", "-w", "-fpermissive")
