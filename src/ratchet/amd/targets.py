@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from ratchet.amd.compile.hip_compiler import TOO_OLD
+from ratchet.amd.compile.triton_source import load_interpreted
 from ratchet.amd.emulator.estimates import estimate, hottest, matrix_cycles, read_told, words
 from ratchet.amd.emulator.hip_build import (
     ExtensionBuilder,
@@ -29,7 +30,7 @@ from ratchet.amd.emulator.launch import NOT_EMULATED
 from ratchet.amd.emulator.program import NO_TRITON, pretended_device
 from ratchet.amd.port.patch import ported
 from ratchet.amd.profile.inspection import profile_in_verdict
-from ratchet.base import Json, scratch
+from ratchet.base import Json, address, scratch
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError, RatchetError
 from ratchet.base.process import Clock
@@ -79,8 +80,8 @@ def without_blame(decided: Decided, where: str) -> Decided:
 def interpreted(kernel: Kernel) -> Kernel:
     """Return the kernel as one in torch whose launches run in Triton's interpreter."""
     _need_triton()
-    loader = "ratchet.amd.compile.triton_source:load_interpreted"
-    return loaded_by(loader, replace(kernel, language="torch"), source=kernel.source)
+    in_torch = replace(kernel, language="torch")
+    return loaded_by(address(load_interpreted), in_torch, source=kernel.source)
 
 
 def make_ready(kernel: Kernel, target: str) -> None:
@@ -113,7 +114,7 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel:
         given |= {"assembly": assembly, "host": base64.b64encode(host).decode()}
         return loaded_by("ratchet.amd.emulator.hip_loading:load_hip", in_torch, **given)
     given |= {"source": kernel.source, "target": target}
-    extensions = "ratchet.amd.emulator.extensions"
+    extensions = "ratchet.amd.emulator.extensions"  # a string, since it imports torch
     if _is_extension(kernel):
         return loaded_by(f"{extensions}:load_extension", in_torch, **given)
     if kernel.language != "triton" and not uses_extensions(kernel):
@@ -180,7 +181,7 @@ def right_on(
     return Decided("correct", f"{reason}; its speed was not measured")
 
 
-WORKER: Final = "ratchet.amd.emulator.reference_worker"
+WORKER: Final = "ratchet.amd.emulator.reference_worker"  # a string, since it imports torch
 NAME: Final = "estimated_speedup"
 WORDS: Final = "of lower bounds, not timed"
 SHARE: Final = 0.6  # share of the time left for compiling references; the static profile follows

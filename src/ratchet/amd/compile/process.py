@@ -6,7 +6,6 @@ A candidate may write the answers.
 from __future__ import annotations
 
 import os
-from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from ratchet.base.process import Clock
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.serialise import Count
+from ratchet.judge.kernels.languages.cpp import HEADERS
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
 
 PROFILE_WORKER = "ratchet.amd.compile.worker"
@@ -147,5 +147,4 @@ def entry_error(told: object) -> str:
 
 def hip_interface() -> str:
     """Return the header that a HIP source may include: `ratchet_abi.h`."""
-    header = resources.files("ratchet.judge.kernels.languages").joinpath("ratchet_abi.h")
-    return header.read_text(encoding="utf-8")
+    return (HEADERS / "ratchet_abi.h").read_text(encoding="utf-8")

@@ -435,7 +435,7 @@ PARTS: Final = (
     ("ds_store_2addr_stride64_", "ds_write2st64_"), ("ds_store_2addr_", "ds_write2_"),
     ("ds_store_", "ds_write_"), ("ds_storexchg_", "ds_wrxchg_"),
 )  # fmt: skip
-"""Parts of names."""
+"""Parts of RDNA's names, and what CDNA has for them."""
 
 
 def cdna_name(name: str) -> str:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from importlib import resources
+from pathlib import Path
 from typing import Final, Generic, Literal, TypeVar
 
 Severity = Literal["error", "warning", "note"]
@@ -173,9 +173,8 @@ class Rules(Generic[Tree]):
 
 # Words of CUDA's world, and what ROCm says instead: the tables of data/counterparts.toml.
 
-_TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(
-    resources.files("ratchet.amd.port").joinpath("data", "counterparts.toml").read_text("utf-8")
-)
+_FILE: Final = Path(__file__).with_name("data") / "counterparts.toml"
+_TABLES: Final[dict[str, dict[str, str]]] = tomllib.loads(_FILE.read_text("utf-8"))
 VARIABLES: Final = _TABLES["variables"]
 FLAGS: Final = _TABLES["flags"]
 PROGRAMS: Final = _TABLES["programs"]
