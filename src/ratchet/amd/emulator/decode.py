@@ -18,15 +18,15 @@ from ratchet.amd.emulator.operands import (
     HALVES,
     OUTPUT,
     SDWA,
-    MachineOperand,
-    MachineRecord,
+    Operand,
+    Record,
     check_only,
     first_signs,
     parse_operand,
     selections,
     vector_modifiers,
 )
-from ratchet.amd.emulator.operations import NOTHING, MachineOperation
+from ratchet.amd.emulator.operations import NOTHING, Operation
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import TARGETS
 
@@ -224,20 +224,18 @@ def _function(
                 found.append(_AssemblyLine(mnemonic, known, rest, place))
 
 
-def _record(
-    line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: int
-) -> MachineRecord:
+def _record(line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: int) -> Record:
     name = line.name
     if name in NOTHING or (name == "s_sendmsg" and "DEALLOC_VGPRS" in line.rest):
-        return MachineRecord("sleep" if name == "s_sleep" else "nothing")
+        return Record("sleep" if name == "s_sleep" else "nothing")
     if BRANCH.match(name) and name in source.numbers():
         if line.rest not in labels:
             raise KernelError(f"the branch's label {line.rest!r:.60} is not known")
-        return MachineRecord(name, aux=[labels[line.rest]])
+        return Record(name, aux=[labels[line.rest]])
     if name == "s_setreg_imm32_b32" and (sets := SETS_OVERFLOW.match(line.rest)):
-        return MachineRecord("s_setreg_overflow", aux=[int(sets[1])])
+        return Record("s_setreg_overflow", aux=[int(sets[1])])
     if any(mode.match(f"{name} {line.rest}") for mode in (ALLOWS_FLUSHED, ROUNDS_TO_NEAREST)):
-        return MachineRecord("nothing")
+        return Record("nothing")
     texts, modifiers = split_operands(line.rest)
     if SMALL_FLOAT.match(name):
         return _small_float(name, texts, modifiers, target)
@@ -262,7 +260,7 @@ def _record(
         found = _fitting(operation, texts, 0)
         if any(one.kind == "vector" or one.modifiers for one in found):
             raise KernelError("a scalar instruction cannot read a vector register")
-        return MachineRecord(name, found)
+        return Record(name, found)
     if operation.section == "VOP3P":
         return _packed(operation, texts, modifiers)
     return _vector(operation, line.mnemonic, texts, modifiers, lanes)
@@ -285,7 +283,7 @@ def split_operands(rest: str) -> tuple[list[str], dict[str, str]]:
     return [*parts, *words[:1]], modifiers
 
 
-def _fitting(operation: MachineOperation, texts: Sequence[str], lanes: int) -> list[MachineOperand]:
+def _fitting(operation: Operation, texts: Sequence[str], lanes: int) -> list[Operand]:
     kinds = operation.results + operation.sources.replace("q", "").replace("v", "")
     if len(texts) != len(kinds):
         raise KernelError(f"{operation.name} has {len(texts)} operands and not {len(kinds)}")
@@ -293,7 +291,7 @@ def _fitting(operation: MachineOperation, texts: Sequence[str], lanes: int) -> l
     for index, (kind, text) in enumerate(zip(kinds, texts, strict=True)):
         wanted = 2 if kind in WIDE or (kind == "m" and lanes == 64) else 1
         if text == "null" and index < len(operation.results):
-            found[index] = MachineOperand("scalar", DROPPED, wanted)
+            found[index] = Operand("scalar", DROPPED, wanted)
         one = found[index]
         if one.kind in ("vector", "scalar") and one.registers != wanted:
             raise KernelError(f"the operand {text} has not {wanted} registers")
@@ -305,12 +303,12 @@ def _fitting(operation: MachineOperation, texts: Sequence[str], lanes: int) -> l
 
 
 def _vector(
-    operation: MachineOperation,
+    operation: Operation,
     mnemonic: str,
     texts: Sequence[str],
     modifiers: Mapping[str, str],
     lanes: int,
-) -> MachineRecord:
+) -> Record:
     found = _fitting(operation, texts, lanes)
     aux, flags = vector_modifiers(modifiers, len(operation.sources), lanes)
     kinds = operation.results + operation.sources
@@ -328,12 +326,12 @@ def _vector(
         aux[0] = int(modifiers.get("bitop3", "0"), 0)
     elif "bitop3" in modifiers:
         raise KernelError("the modifier bitop3 is not emulated here")
-    return MachineRecord(operation.name, found, aux, flags)
+    return Record(operation.name, found, aux, flags)
 
 
 def _small_float(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> MachineRecord:
+) -> Record:
     """Return a conversion from or to 8-bit floats; they are OCP's from gfx950 and RDNA 4 on.
 
     CDNA 3 names the source's part by SDWA, the others by `op_sel` or `byte_sel`.
@@ -358,12 +356,10 @@ def _small_float(
         flags |= SDWA
     elif any(chosen):
         aux[2] = chosen[-1] << 3
-    return MachineRecord(name, found, aux, flags)
+    return Record(name, found, aux, flags)
 
 
-def _packed(
-    operation: MachineOperation, texts: Sequence[str], modifiers: Mapping[str, str]
-) -> MachineRecord:
+def _packed(operation: Operation, texts: Sequence[str], modifiers: Mapping[str, str]) -> Record:
     pairs = operation.results == "f"
     kind = operation.sources[0]
     found = [parse_operand(text, kind) for text in texts]
@@ -376,7 +372,7 @@ def _packed(
             raise KernelError("the high half of a constant is not defined")
         if one.registers not in (0, 2 if pairs else 1):
             raise KernelError(f"the operand {texts[index + 1]} has the wrong size")
-    return MachineRecord(operation.name, found, [0, 0, selection])
+    return Record(operation.name, found, [0, 0, selection])
 
 
 def _metadata(text: str, lanes: int) -> tuple[str, tuple[KernelArgument, ...], dict[str, int]]:

@@ -31,7 +31,7 @@ Kind = Literal["none", "vector", "scalar", "constant", "bit"]
 
 
 @dataclass(frozen=True, slots=True)
-class MachineOperand:
+class Operand:
     """One operand of a record."""
 
     kind: Kind
@@ -46,16 +46,16 @@ class MachineOperand:
         return KINDS[self.kind], self.modifiers, self.number, low, high
 
 
-NO_OPERAND: Final = MachineOperand("none")
+NO_OPERAND: Final = Operand("none")
 RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
 
 
 @dataclass(slots=True)
-class MachineRecord:
+class Record:
     """One instruction for the machine; `operation` is a name in `source.numbers`."""
 
     operation: str
-    operands: list[MachineOperand] = field(default_factory=list)
+    operands: list[Operand] = field(default_factory=list)
     aux: list[int] = field(default_factory=list)
     flags: int = 0
 
@@ -68,7 +68,7 @@ class MachineRecord:
         return RECORD.pack(number, self.flags, line, *words, *wrapped)
 
 
-def parse_operand(text: str, kind: str) -> MachineOperand:
+def parse_operand(text: str, kind: str) -> Operand:
     """Parse an operand; `kind` is a letter of the table that gives a constant its meaning."""
     modifiers = 0
     if text.startswith("-") and not re.match(r"^-(\d|0x)", text):
@@ -79,23 +79,23 @@ def parse_operand(text: str, kind: str) -> MachineOperand:
         modifiers, text = modifiers | SIGNED, found[1]
     register = parse_register(text)
     if register is not None:
-        return MachineOperand(register.kind, register.number, register.registers, modifiers)
+        return Operand(register.kind, register.number, register.registers, modifiers)
     if text in BITS:
-        return MachineOperand("bit", BITS[text], 0, modifiers)
+        return Operand("bit", BITS[text], 0, modifiers)
     if text in APERTURES:
-        return MachineOperand("constant", value=APERTURES[text])
+        return Operand("constant", value=APERTURES[text])
     if text == "off":
         return NO_OPERAND
     if text == "null":
-        return MachineOperand("constant")
-    return MachineOperand("constant", 0, 0, modifiers, constant_bits(text, kind))
+        return Operand("constant")
+    return Operand("constant", 0, 0, modifiers, constant_bits(text, kind))
 
 
-def parse_register(text: str) -> MachineOperand | None:
+def parse_register(text: str) -> Operand | None:
     """Parse a register, or several; None for another text."""
     if text in NAMED:
         number, count = NAMED[text]
-        return MachineOperand("scalar", number, count)
+        return Operand("scalar", number, count)
     found = REGISTER.match(text)
     if found is None:
         return None
@@ -104,9 +104,9 @@ def parse_register(text: str) -> MachineOperand | None:
     if last < first or last >= LIMITS[found[1]]:
         raise KernelError(f"the register {text} does not exist")
     if found[1] == "s":
-        return MachineOperand("scalar", first, last - first + 1)
+        return Operand("scalar", first, last - first + 1)
     behind = ACCUMULATION if found[1] == "a" else 0
-    return MachineOperand("vector", first + behind, last - first + 1)
+    return Operand("vector", first + behind, last - first + 1)
 
 
 def constant_bits(text: str, kind: str) -> int:

@@ -25,7 +25,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class MachineOperation:
+class Operation:
     """One mnemonic, without the suffix of its encoding."""
 
     name: str
@@ -420,28 +420,26 @@ NOTHING: Final = frozenset(_WITHOUT_EFFECT.split())
 """Instructions that change no value: each access ends before the next instruction begins."""
 
 
-def read(tables: dict[str, str]) -> Iterator[MachineOperation]:
+def read(tables: dict[str, str]) -> Iterator[Operation]:
     """Return the operations of a table's text."""
     for section, text in tables.items():
         for line in text.strip().splitlines():
             name, form, expression = (part.strip() for part in line.split("|", 2))
             results, _, sources = form.partition(":")
-            yield MachineOperation(name, results, sources, expression, section)
+            yield Operation(name, results, sources, expression, section)
 
 
-def comparisons() -> Iterator[MachineOperation]:
+def comparisons() -> Iterator[Operation]:
     """Return every `v_cmp` and `v_cmpx` (section VOPC), and those of scalar floats (section SOPC)."""
     for ending, kind in TYPES.items():
         found = FLOAT_COMPARISONS if ending.startswith("f") else INTEGER_COMPARISONS
         for name, expression in found.items():
             for prefix in ("v_cmp", "v_cmpx"):
-                yield MachineOperation(
-                    f"{prefix}_{name}_{ending}", "m", kind * 2, expression, "VOPC"
-                )
+                yield Operation(f"{prefix}_{name}_{ending}", "m", kind * 2, expression, "VOPC")
     for name, expression in FLOAT_COMPARISONS.items():
-        yield MachineOperation(f"s_cmp_{name}_f32", "", "ff", f"scc = {expression}", "SOPC")
-        yield MachineOperation(f"s_cmp_{name}_f16", "", "hh", f"scc = {expression}", "SOPC")
+        yield Operation(f"s_cmp_{name}_f32", "", "ff", f"scc = {expression}", "SOPC")
+        yield Operation(f"s_cmp_{name}_f16", "", "hh", f"scc = {expression}", "SOPC")
     for ending, kind in (("f32", "f"), ("f16", "h"), ("f64", "D")):
         form = "ww" if kind == "h" else f"{kind}u"
         test = "class_of_half(a, b)" if kind == "h" else "class_of(a, b)"
-        yield MachineOperation(f"v_cmp_class_{ending}", "m", form, test, "VOPC")
+        yield Operation(f"v_cmp_class_{ending}", "m", form, test, "VOPC")

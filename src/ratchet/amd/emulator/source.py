@@ -8,7 +8,7 @@ from typing import Final
 
 from ratchet.amd.emulator import operations, scalar_operations
 from ratchet.amd.emulator.forms import LANE_FORMS
-from ratchet.amd.emulator.operations import MachineOperation
+from ratchet.amd.emulator.operations import Operation
 
 HERE: Final = Path(__file__).parent
 MACHINE: Final = ("numbers.hpp", "machine.hpp", "memory.hpp", "matrix.hpp")
@@ -44,9 +44,9 @@ MACHINE_OPERATIONS: Final = {
 
 
 @functools.cache
-def table() -> dict[str, MachineOperation]:
+def table() -> dict[str, Operation]:
     """Every operation that has an expression, by its mnemonic."""
-    found: dict[str, MachineOperation] = {}
+    found: dict[str, Operation] = {}
     for text in (operations.VECTOR, operations.PACKED, scalar_operations.SCALAR):
         found |= {one.name: one for one in operations.read(text)}
     return found | {one.name: one for one in operations.comparisons()}
@@ -71,7 +71,7 @@ def written(lanes: int) -> str:
     return "\n".join((lanes_line, *machine, bodies, dispatch, (HERE / RUN).read_text()))
 
 
-def _function(one: MachineOperation) -> str:
+def _function(one: Operation) -> str:
     if one.is_scalar:
         return _scalar(one)
     return _packed(one) if one.section == "VOP3P" else _vector(one)
@@ -92,11 +92,11 @@ def _bits(kind: str) -> str:
     return f"as<{'u64' if kind in 'UID' else 'u32'}>(r)"
 
 
-def _assigned(one: MachineOperation, result: str) -> str:
+def _assigned(one: Operation, result: str) -> str:
     return f"{one.statements};" if one.statements else f"{result} = {one.expression};"
 
 
-def _vector(one: MachineOperation) -> str:
+def _vector(one: Operation) -> str:
     kind = one.results[0] if one.results != "m" else ""
     has_mask = "m" in one.results
     before, lane = [], []
@@ -131,7 +131,7 @@ def _vector(one: MachineOperation) -> str:
 
 
 def _vector_text(
-    one: MachineOperation, before: list[str], lane: list[str], kind: str, has_mask: bool
+    one: Operation, before: list[str], lane: list[str], kind: str, has_mask: bool
 ) -> str:
     after = []
     if has_mask:
@@ -175,7 +175,7 @@ def _vector_text(
     return f"static void of_{one.name}(W& w, const In& in) {{ {' '.join(parts)} }}"
 
 
-def _packed(one: MachineOperation) -> str:
+def _packed(one: Operation) -> str:
     """Return two halves: of 32 bits in a register pair, or of 16 bits in one register."""
     kind = one.results
     wide = kind == "f"
@@ -220,7 +220,7 @@ def _packed(one: MachineOperation) -> str:
     return f"static void of_{one.name}(W& w, const In& in) {{ {' '.join(before)} {loop} {keep} }}"
 
 
-def _scalar(one: MachineOperation) -> str:
+def _scalar(one: Operation) -> str:
     parts = ["u32 scc = w.scc; u64 exec = w.exec(); (void)exec;"]
     place = len(one.results)
     for name, kind in zip("abc", one.sources, strict=False):

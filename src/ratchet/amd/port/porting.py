@@ -12,7 +12,7 @@ from typing import Final
 from ratchet.amd.architectures import find_architectures
 from ratchet.amd.port.compile import Compilation, by_file, compile_clean, hip_texts
 from ratchet.amd.port.patch import new_texts
-from ratchet.amd.port.rule import PortFinding
+from ratchet.amd.port.rule import Finding
 from ratchet.amd.port.scan import ScannedFile, scan
 from ratchet.base.errors import PortError, RepositoryError
 from ratchet.base.files import make_folder, why_not_new_file, write_all
@@ -66,21 +66,21 @@ class PortResult:
     seconds: float = 0.0
 
     @property
-    def findings(self) -> list[PortFinding]:
+    def findings(self) -> list[Finding]:
         """All findings, by file and line."""
         return [one for scanned in self.scanned for one in scanned.findings]
 
     @property
-    def left(self) -> list[PortFinding]:
+    def left(self) -> list[Finding]:
         """The errors and warnings that the tree still has."""
         found = [one for one in self.findings if one.severity != "note"]
         return self.by_hand(found) if self.written else found
 
-    def is_fixed(self, finding: PortFinding) -> bool:
+    def is_fixed(self, finding: Finding) -> bool:
         """Return whether the patch fixes a finding."""
         return finding.fixable or (finding.rule == "api-name" and finding.file in self.new)
 
-    def by_hand(self, findings: Iterable[PortFinding]) -> list[PortFinding]:
+    def by_hand(self, findings: Iterable[Finding]) -> list[Finding]:
         """Return the errors and warnings that the patch does not fix."""
         return [one for one in findings if one.severity != "note" and not self.is_fixed(one)]
 

@@ -41,7 +41,7 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PortFinding:
+class Finding:
     """One thing that stands between a file and ROCm."""
 
     file: str  # the path, relative to the root of the scan, with forward slashes
@@ -129,13 +129,13 @@ class Rule(Generic[Tree]):
 
     def findings(
         self, tree: Tree, source: CodeText, leave: Callable[[int], bool] = lambda _: False
-    ) -> Iterator[PortFinding]:
+    ) -> Iterator[Finding]:
         """Yield what the rule finds in a text; `leave` says which bytes are not looked at."""
         for match in self.matches(tree):
             if leave(match.at):
                 continue
             edits = source.in_file(match.edits)
-            yield PortFinding(
+            yield Finding(
                 file=source.file,
                 line=source.line_of(match.at),
                 rule=self.name,

@@ -12,7 +12,7 @@ from typing import Final
 
 from ratchet.amd.port.cuda_tree import CudaTree
 from ratchet.amd.port.python_tree import PythonTree
-from ratchet.amd.port.rule import ORDER, CodeText, Kind, PortFinding
+from ratchet.amd.port.rule import ORDER, CodeText, Finding, Kind
 from ratchet.amd.port.rules import CUDA_RULES, PYTHON_RULES, TEXT_RULES
 from ratchet.amd.port.rules.texts import read_lines
 from ratchet.base.errors import PortError
@@ -170,7 +170,7 @@ class ScannedFile:
     """A file with what was found in it."""
 
     found: FoundFile
-    findings: tuple[PortFinding, ...]
+    findings: tuple[Finding, ...]
     for_torch: bool = False  # torch hipifies its names when it builds it
     has_kernels: bool = False
     unparsed: int = 0  # places that the parser could not read
@@ -241,8 +241,8 @@ def _scan_file(found: FoundFile, known: Known) -> ScannedFile:
     return scanned
 
 
-def _not_read(file: str, detail: str, line: int = 1) -> PortFinding:
-    return PortFinding(
+def _not_read(file: str, detail: str, line: int = 1) -> Finding:
+    return Finding(
         file=file,
         line=line,
         rule="not-read",
@@ -271,7 +271,7 @@ def _scan_cuda(found: FoundFile, source: CodeText, known: Known) -> ScannedFile:
     )
 
 
-def cuda_findings(tree: CudaTree, source: CodeText) -> Iterator[PortFinding]:
+def cuda_findings(tree: CudaTree, source: CodeText) -> Iterator[Finding]:
     """Yield what the rules of CUDA find in a text."""
     for rule in CUDA_RULES:
         for one in rule.findings(tree, source, tree.is_for_rocm):
@@ -299,5 +299,5 @@ def _scan_python(found: FoundFile, source: CodeText) -> ScannedFile:
     )
 
 
-def _sorted(findings: Iterable[PortFinding]) -> tuple[PortFinding, ...]:
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda one: (one.line, ORDER[one.severity], one.rule)))

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ratchet.amd.port.compile import Compilation, by_file
 from ratchet.amd.port.porting import PortResult
-from ratchet.amd.port.rule import PortFinding
+from ratchet.amd.port.rule import Finding
 from ratchet.amd.port.rules import all_rules
 from ratchet.amd.port.scan import ScannedFile
 from ratchet.base import VERSION
@@ -118,7 +118,7 @@ def verdicts(result: PortResult) -> dict[str, str]:
 
 
 def _findings(result: PortResult) -> m.ReportSection | None:
-    def fix(one: PortFinding) -> str:
+    def fix(one: Finding) -> str:
         is_fixed = one.severity != "note" and result.is_fixed(one)
         return ("in the patch: " if is_fixed else "") + one.fix
 
@@ -238,7 +238,7 @@ def as_sarif(result: PortResult) -> dict[str, object]:
     return {"$schema": SARIF, "version": "2.1.0", "runs": [run]}
 
 
-def _sarif(finding: PortFinding) -> dict[str, object]:
+def _sarif(finding: Finding) -> dict[str, object]:
     said = f"{finding.detail}: {finding.why}" if finding.detail else finding.why
     place = {
         "artifactLocation": {"uri": quote(finding.file)},
