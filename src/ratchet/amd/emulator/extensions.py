@@ -167,12 +167,7 @@ class LoadedExtension:
     """A built extension in this process."""
 
     def __init__(
-        self,
-        name: str,
-        built: Path,
-        emulator: Emulator,
-        memory: GpuMemory,
-        device: PretendedDevice,
+        self, name: str, built: Path, emulator: Emulator, memory: GpuMemory, device: PretendedDevice
     ) -> None:
         """`built` is the folder of its program: the assemblies, `0.s` and on, and its library."""
         self.memory = memory

@@ -294,10 +294,7 @@ def check_launch(
 
 
 def packed_arguments(
-    kernel: DecodedKernel,
-    values: Sequence[LaunchValue],
-    grid: Sequence[int],
-    block: Sequence[int],
+    kernel: DecodedKernel, values: Sequence[LaunchValue], grid: Sequence[int], block: Sequence[int]
 ) -> bytes:
     """Return the argument memory, with hidden arguments, by the kernel's metadata."""
     memory = bytearray(max(kernel.argument_bytes, 1))

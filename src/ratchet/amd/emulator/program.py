@@ -155,10 +155,7 @@ class ProgramResult:
                 classname=self.target,
                 found=[
                     Found(
-                        kind="failure",
-                        message=one.reason,
-                        type=one.kind,
-                        text=f"{one.count} times",
+                        kind="failure", message=one.reason, type=one.kind, text=f"{one.count} times"
                     )
                     for one in self.faults
                     if one.kernel == name
