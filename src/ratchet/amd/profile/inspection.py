@@ -24,6 +24,7 @@ from ratchet.amd.compile.process import (
     hip_interface,
     read_profile,
 )
+from ratchet.amd.emulator.program import NO_TRITON
 from ratchet.amd.profile import kernel_facts
 from ratchet.amd.profile.dot_work import DotCounter, DotWork
 from ratchet.base import Json
@@ -170,10 +171,7 @@ def find_action(language: Language) -> str:
             f"kernels in {language} have no GPU code to inspect: give a triton or hip kernel"
         )
     if action == "python" and importlib.util.find_spec("triton") is None:
-        raise KernelError(
-            "triton, which compiles the kernels, is not installed: "
-            "pip install 'torch-ratchet[triton]'"
-        )
+        raise KernelError(NO_TRITON)
     return action
 
 
