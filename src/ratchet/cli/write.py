@@ -176,7 +176,9 @@ def write(
     if problem is not None:
         raise typer.Exit(_write_one(problem, request, out, ledger, machines, as_json, began))
     assert workload is not None
-    options = _workload_options(workload, batch_size, sequence, precision, device)
+    from ratchet.train.turn.settings import workload_options
+
+    options = workload_options([workload], batch_size, sequence, precision, None, device)
     raise typer.Exit(
         _write_all(workload, options, request, out, ledger, machines, as_json, began, listed=listed)
     )
@@ -231,7 +233,9 @@ def _write_one(
         print_json(result.to_json() | {"paths": paths})
     else:
         print_result(write_report(result, paths))
-    return _code(result)
+    if result.stopped == "interrupted":
+        return INTERRUPTED
+    return PROVEN if result.status == "proven" else NOT_PROVEN
 
 
 def _write_all(
@@ -320,18 +324,6 @@ def _following(folder: Path, progress: WriteProgress) -> Follow:
     return follow
 
 
-def _workload_options(
-    workload: str,
-    batch_size: int | None,
-    sequence: int | None,
-    precision: str | None,
-    device: str,
-) -> LoadOptions:
-    from ratchet.train.turn.settings import workload_options
-
-    return workload_options([workload], batch_size, sequence, precision, None, device)
-
-
 def _captured(workload: str, options: LoadOptions, measuring_s: float) -> RegionReport:
     from ratchet.base.show.terminal import working
     from ratchet.train.graph.regions.capture import region_report
@@ -357,9 +349,3 @@ def _command() -> str:
     import sys
 
     return shlex.join(["ratchet", *sys.argv[1:]])
-
-
-def _code(result: WritingResult) -> int:
-    if result.stopped == "interrupted":
-        return INTERRUPTED
-    return PROVEN if result.status == "proven" else NOT_PROVEN
