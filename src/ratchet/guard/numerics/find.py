@@ -73,7 +73,7 @@ class Divergence:
     baseline_error: float
     """The error of side A's code, eager, in the side's dtype."""
     scale: float
-    """How much larger the tensor is along the oracle's: 0.01 is 1 % too large."""
+    """Size along the oracle's tensor, relative, minus one: 0.01 is 1 % too large."""
     detail: str
     op: DivergentOp | None = None
 
