@@ -115,7 +115,7 @@ def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
 
     If the reference needs values, it runs on the small cases.
     """
-    main = _main_case(problem)
+    main = min((case for case in problem.cases if not case.hidden), key=_rank)
     specs = main.inputs
     alike = {tuple((one.dtype, len(one.shape)) for one in case.inputs) for case in problem.cases}
     places = {case: _output_forms(problem, index) for index, case in enumerate(problem.cases)}
@@ -159,10 +159,6 @@ def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
         varies=len(alike) > 1,
         notes=problem.notes,
     )
-
-
-def _main_case(problem: Problem) -> Case:
-    return min((case for case in problem.cases if not case.hidden), key=_rank)
 
 
 def _rank(case: Case | CardCase) -> tuple[int, bool]:

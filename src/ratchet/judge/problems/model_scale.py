@@ -31,6 +31,7 @@ from ratchet.judge.problems.assigned_sizes import DRAWN, is_batch, rewritten, si
 from ratchet.judge.problems.model_file import on_cores, run_source
 from ratchet.judge.problems.model_state import flatten
 from ratchet.judge.problems.references import FlopCount
+from ratchet.judge.problems.tolerance import widen
 
 Kwargs = Mapping[str, Any] | None
 AUTO_FLOPS = 3e8
@@ -165,7 +166,7 @@ def _slow_s(module: types.ModuleType, most_operators: float) -> float:
     try:
         model = module.Model(*module.get_init_inputs())
         with torch.no_grad(), counter:
-            model(*map(_wide, module.get_inputs()))
+            model(*(widen(one) if isinstance(one, Tensor) else one for one in module.get_inputs()))
     except _TooManyOperators:
         raise
     except Exception:  # whatever a file raises
@@ -295,10 +296,6 @@ def _fake() -> contextlib.AbstractContextManager[object]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-def _wide(one: object) -> object:
-    return one.double() if isinstance(one, Tensor) and one.is_floating_point() else one
 
 
 def fit(

@@ -127,13 +127,9 @@ def step_by_torch(optimizer: torch.optim.Optimizer) -> None:
 
 def _taken(group: Mapping[str, Any], copies: Copies | None) -> list[nn.Parameter]:
     """Return the parameters of a group that the kernel updates now."""
-    if not _is_for_kernel(group):
+    if any(group.get(setting) for setting in _OF_TORCH):
         return []
     return [one for one in group["params"] if _is_taken(one, _read_by(one, copies).grad)]
-
-
-def _is_for_kernel(group: Mapping[str, Any]) -> bool:
-    return not any(group.get(setting) for setting in _OF_TORCH)
 
 
 def _read_by(parameter: nn.Parameter, copies: Copies | None) -> nn.Parameter:

@@ -151,14 +151,6 @@ def _same(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows, width),)
 
 
-def _masked(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width), whole(rows, width, below=2))
-
-
-def _labelled(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows, width), uniform(rows, width, low=0.0, high=1.0))
-
-
 def _per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(rows),)
 
@@ -180,11 +172,21 @@ def _pairs(name: str, *scalars: float) -> Form:
 def problems() -> tuple[Problem, ...]:
     """Return every softmax and loss, forward and backward."""
     rows = [_form(name=name, make=_same, sizes=ROWS) for name in ("softmax", "log_softmax")]
-    rows.append(_form(name="masked_softmax", make=_masked, sizes=ROWS))
+    rows.append(
+        _form(
+            name="masked_softmax", make=lambda r, w: (real(r, w), whole(r, w, below=2)), sizes=ROWS
+        )
+    )
     rows.append(_form(name="capped_softmax", make=_same, sizes=ROWS, scalars=(30.0,)))
     per_row = [_logits("cross_entropy"), _logits("smoothed_cross_entropy", 0.1)]
     per_row += [_logits("cross_entropy_z_loss", 1e-4), _pairs("kl_distillation", 2.0)]
-    per_row.append(_form(name="binary_cross_entropy", make=_labelled, sizes=PAIRS))
+    per_row.append(
+        _form(
+            name="binary_cross_entropy",
+            make=lambda r, w: (real(r, w), uniform(r, w, low=0.0, high=1.0)),
+            sizes=PAIRS,
+        )
+    )
     per_row += [_pairs("huber", 1.0), _pairs("mean_squared_error")]
     alike = [_pairs("preference", 0.1), _pairs("clipped_policy", 0.2)]
     forms = [*paired([*rows, *alike]), *paired(per_row, outputs=_per_row)]

@@ -145,10 +145,6 @@ _form = partial(
 )
 
 
-def _per_row(rows: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(rows),)
-
-
 def _tokens(batch: int, length: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(batch, length, width),)
 
@@ -196,7 +192,7 @@ def movement_problems() -> tuple[Problem, ...]:
         *paired(
             [_form(name="mean_and_variance")], outputs=lambda rows, _: (real(rows), real(rows))
         ),
-        *paired([_form(name="log_sum_exp")], outputs=_per_row),
+        *paired([_form(name="log_sum_exp")], outputs=lambda rows, _: (real(rows),)),
         *paired([_form(name="cumulative_sum")], kept=()),
         _form(name="transpose", tolerance=COPY, variations=DEFINED),
         _form(name="cast_transpose", tolerance=COPY, variations=DEFINED),
@@ -365,10 +361,6 @@ def _logits(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
     return (real(tokens, experts),)
 
 
-def _permuted(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
-    return (real(tokens, width), whole(tokens, below=experts))
-
-
 def _combined(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
     places = whole(tokens, CHOSEN, below=CHOSEN * tokens)
     return (real(CHOSEN * tokens, width), places, real(tokens, CHOSEN))
@@ -377,7 +369,9 @@ def _combined(tokens: int, experts: int, width: int) -> tuple[TensorSpec, ...]:
 def table_problems() -> tuple[Problem, ...]:
     """Return tables, routing and permutation; gradients only if they are more than a copy."""
     routed = _routed(name="route_top_k", make=_logits, check=f"{__name__}:check_route")
-    permuted = _routed(name="permute_tokens", make=_permuted, tolerance=COPY)
+    permuted = _routed(
+        name="permute_tokens", make=lambda n, e, w: (real(n, w), whole(n, below=e)), tolerance=COPY
+    )
     combined = _routed(name="combine_experts", make=_combined, varied=(0, 2))
     balance = _routed(name="balance_loss", make=_logits)
     counted = _table_form(
