@@ -183,7 +183,7 @@ def _warm(arm: Any, calls: int) -> float:
     return GAP_S + float(arm.run(calls).wall_time_s)
 
 
-def contest_of(world: World) -> Any:
+def rivalry_of(world: World) -> Any:
     """Return what the judge knows of the problem."""
     facts = SimpleNamespace(time_s=world.call_s, bytes=world.call_bytes, flops=1.0)
     opened = SimpleNamespace(
@@ -212,8 +212,8 @@ def contest_of(world: World) -> Any:
 
 def judged(monkeypatch: pytest.MonkeyPatch, world: World) -> tuple[Decided, CaseTiming]:
     """Judge a drawn world by the judge's own timing; return its answer and the samples."""
-    contest = contest_of(world)
-    lasting = {name: DrawnArm(name, world, contest.device_clock) for name in (REFERENCE, TWIN)}
+    rivalry = rivalry_of(world)
+    lasting = {name: DrawnArm(name, world, rivalry.device_clock) for name in (REFERENCE, TWIN)}
 
     @contextlib.contextmanager
     def launch(_: int) -> Iterator[Any]:
@@ -225,7 +225,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, world: World) -> tuple[Decided, Case
         yield list(lasting.values())
 
     def candidate(*_: object) -> DrawnArm:
-        return DrawnArm(CANDIDATE, world, contest.device_clock)
+        return DrawnArm(CANDIDATE, world, rivalry.device_clock)
 
     with monkeypatch.context() as patch:
         for name in ("compare", "aa_floor"):
@@ -235,15 +235,15 @@ def judged(monkeypatch: pytest.MonkeyPatch, world: World) -> tuple[Decided, Case
         patch.setattr(sample, "rivals", rivals)
         patch.setattr(sample, "RivalArm", lambda name, *_: lasting[name])
         patch.setattr(sample, "CandidateArm", candidate)
-        return _decided(world, contest, time_until_answered(0, contest, launch, None))
+        return _decided(world, rivalry, time_until_answered(0, rivalry, launch, None))
 
 
-def _decided(world: World, contest: Any, timing: CaseTiming) -> tuple[Decided, CaseTiming]:
-    concluded = decide.conclude([timing], contest)
+def _decided(world: World, rivalry: Any, timing: CaseTiming) -> tuple[Decided, CaseTiming]:
+    concluded = decide.conclude([timing], rivalry)
     world.clocks.rest(1.0)  # the candidate's processes end
     world.left_s = 0.0
     try:
-        looks.check_clocks([timing], contest, won=concluded.status == "proven")
+        looks.check_clocks([timing], rivalry, won=concluded.status == "proven")
     except CandidateFault as fault:
         return fault.decided, timing
     return concluded, timing

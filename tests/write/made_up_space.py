@@ -190,7 +190,7 @@ class MadeUpCourt:
             return CaseTiming(case=0, name="timed", samples=samples, checked=1, among=terms.among)
 
         self._patch.setattr(looks, "time_case", time_case)
-        timing = time_until_answered(0, _contest(), _no_launch, None)
+        timing = time_until_answered(0, _rivalry(), _no_launch, None)
         found = decide.compare_case(timing)
         status = "proven" if found.answer == "faster" else "correct"
         shown = Ratio(
@@ -224,7 +224,7 @@ class MadeUpCourt:
         )
 
 
-def _contest() -> Any:
+def _rivalry() -> Any:
     def ask(**_: object) -> None:
         raise JudgeError("no ceilings here")
 

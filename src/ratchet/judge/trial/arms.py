@@ -13,7 +13,7 @@ from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import check_call
-from ratchet.judge.trial.open_problem import Contest, DrawnBatch, OpenProblem
+from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem, Rivalry
 from ratchet.judge.trial.reference import COMPILED, OutputMode, RivalProcess
 from ratchet.judge.verdict import fault
 
@@ -56,14 +56,14 @@ class RivalArm:
     """A rival, driven in the same way as a candidate."""
 
     def __init__(
-        self, name: str, process: RivalProcess, contest: Contest, case: int, outputs: OutputMode
+        self, name: str, process: RivalProcess, rivalry: Rivalry, case: int, outputs: OutputMode
     ) -> None:
         self.name = name
         self.process = process
         self.outputs = outputs
         self.rest_s = self.load_s = 0.0
         """Right before each batch a GPU rests for so long, and then is kept busy."""
-        self._opened, self._device_clock = contest.opened, contest.device_clock
+        self._opened, self._device_clock = rivalry.opened, rivalry.device_clock
         self._case = case
         self._seeds: RoundSeeds | None = None
         self._batch = 0
@@ -99,12 +99,12 @@ class CandidateArm:
     def __init__(
         self,
         candidate: CandidateProcess,
-        contest: Contest,
+        rivalry: Rivalry,
         case: int,
         watch: Watch | None = None,
     ) -> None:
         self._candidate = candidate
-        self._opened, self._device_clock = contest.opened, contest.device_clock
+        self._opened, self._device_clock = rivalry.opened, rivalry.device_clock
         self._case = case
         self._watch = watch
         self._watched: Set[int] = frozenset()
@@ -270,13 +270,13 @@ class CandidateArm:
 
 
 @contextlib.contextmanager
-def rivals(process: CandidateProcess, contest: Contest, case: int) -> Iterator[Sequence[RivalArm]]:
+def rivals(process: CandidateProcess, rivalry: Rivalry, case: int) -> Iterator[Sequence[RivalArm]]:
     """Yield the rivals: the reference, its twin, torch.compile, the reference on one thread.
 
     torch.compile and one thread only if they are timed. On cores each is a new process and ends
     with this context. torch.compile's lasts for the verdict, and on a GPU all of them do.
     """
-    opened, processes = contest.opened, contest.rivals
+    opened, processes = rivalry.opened, rivalry.rivals
     names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in processes.lasting else [])]
     outputs = output_mode(process, opened)
     threads, on_gpu = opened.reference.threads, opened.accelerator is not None
@@ -298,7 +298,7 @@ def rivals(process: CandidateProcess, contest: Contest, case: int) -> Iterator[S
         else:
             for rival in started.values():
                 stack.callback(rival.begin_close)
-        yield [RivalArm(name, found[name], contest, case, outputs) for name in names]
+        yield [RivalArm(name, found[name], rivalry, case, outputs) for name in names]
 
 
 def output_mode(process: CandidateProcess, opened: OpenProblem) -> OutputMode:

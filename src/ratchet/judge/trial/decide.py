@@ -13,7 +13,7 @@ from ratchet.base.measure import Floor, Ratio
 from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import aa_floor, compare, summarise
 from ratchet.judge.trial.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
-from ratchet.judge.trial.open_problem import CaseFacts, Contest, OpenProblem
+from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem, Rivalry
 from ratchet.judge.trial.plan import LOOKS
 from ratchet.judge.trial.reference import COMPILED
 from ratchet.judge.trial.sample import CaseTiming
@@ -36,7 +36,7 @@ and copies. Those rates can be reached but are no peaks, and first-level caches 
 
 
 def conclude(
-    timings: Sequence[CaseTiming], contest: Contest, *, by_dispatch: bool = False
+    timings: Sequence[CaseTiming], rivalry: Rivalry, *, by_dispatch: bool = False
 ) -> Decided:
     """Decide on a kernel whose answers were all right: status, reason and speed-up.
 
@@ -46,7 +46,7 @@ def conclude(
         return Decided("correct", "right; no case of the problem is timed")
     comparisons = [compare_case(timing) for timing in timings]
     compiled = _against_compile(timings)
-    evidence = contest.record.evidence
+    evidence = rivalry.record.evidence
     evidence += [_speed(timing, one) for timing, one in zip(timings, comparisons, strict=True)]
     evidence += [_speed(timing, one, " against torch.compile") for timing, one in compiled]
     speedup = Speedups(
@@ -55,10 +55,10 @@ def conclude(
     )
     status, reason = _answer(timings, comparisons, speedup)
     try:
-        evidence += _physics(timings, contest.opened)
+        evidence += _physics(timings, rivalry.opened)
     except RatchetError as error:
         detail = f"not checked: no ceilings ({error})"
-        contest.record.note("physics", detail, passed=None)
+        rivalry.record.note("physics", detail, passed=None)
         if status == "proven":  # without measured rates there is no win
             why = f"right, but whether its time can be true was {detail}"
             return Decided("unmeasured", why)
@@ -74,7 +74,7 @@ def conclude(
         return without_gain(found, unseen)
     too_short = _too_short(timings) if by_dispatch else ""
     if too_short:
-        contest.record.note("long enough", too_short, passed=False)
+        rivalry.record.note("long enough", too_short, passed=False)
         return without_gain(found, too_short)
     return found
 

@@ -28,7 +28,7 @@ from ratchet.judge.trial import open_problem
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, CandidateArm, RoundSeeds, rivals, warm
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.decide import SYSTEMATIC, compare_case, faster_reference, reachable
-from ratchet.judge.trial.open_problem import Contest, OpenProblem
+from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.trial.plan import budgets_s, calls_of
 from ratchet.judge.trial.sample import CaseTiming, Launch, time_alone, time_case
 from ratchet.judge.verdict import CandidateFault, Evidence, fault
@@ -40,7 +40,7 @@ width, the kernel would have to lie well over a standard error above its estimat
 
 
 def time_until_answered(
-    case: int, contest: Contest, launch: Launch, watch: Watch | None
+    case: int, rivalry: Rivalry, launch: Launch, watch: Watch | None
 ) -> CaseTiming:
     """Return the samples of one case, over as few looks as give an answer.
 
@@ -52,7 +52,7 @@ def time_until_answered(
         """Take one look, in new launches; numbers continue those of the looks before."""
         return time_case(
             case,
-            contest,
+            rivalry,
             launch,
             watch,
             first_launch=1 + max((sample.launch for sample in before), default=-1),
@@ -60,14 +60,14 @@ def time_until_answered(
             budget_s=budget_s,
         )
 
-    record = contest.record
+    record = rivalry.record
     timing, later_s = take(budgets_s()[0]), budgets_s()[1:]
     if watch is not None and watch.failed:
         record.evidence.append(watch.evidence())
         watch.conclude()
     possible: bool | None = None
     with contextlib.suppress(RatchetError):  # `conclude` reports that there are no ceilings
-        possible, figures = reachable(timing, contest.opened)
+        possible, figures = reachable(timing, rivalry.opened)
     if possible is False:
         detail = f"too fast for this machine, so measured again: {figures}"
         record.note("physics", detail, passed=False)
@@ -132,16 +132,16 @@ LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_S = 8, 40, 3.0
 
 
 def see_alone(
-    timings: Sequence[CaseTiming], contest: Contest, process: CandidateProcess
+    timings: Sequence[CaseTiming], rivalry: Rivalry, process: CandidateProcess
 ) -> tuple[float, str]:
     """Return the share of the ratio that remains call by call, 0 if the gain does not; and why."""
     checked, shares, told = [], [], []
     for timing in timings:
-        if calls_of(contest, timing.case) == 1:
+        if calls_of(rivalry, timing.case) == 1:
             shares.append(1.0)
             continue
         together_s = _saved_s(timing)
-        saved = _saved_alone_s(timing.case, contest, process, together_s)
+        saved = _saved_alone_s(timing.case, rivalry, process, together_s)
         words = (
             f"on {timing.name} it saves {1e3 * together_s:.3g} ms a call where calls share a "
             f"batch, and {1e3 * median(saved):.3g} ms where each is alone"
@@ -183,12 +183,12 @@ def _median_s(timing: CaseTiming, arm: str) -> float:
 
 
 def _saved_alone_s(
-    case: int, contest: Contest, process: CandidateProcess, together_s: float
+    case: int, rivalry: Rivalry, process: CandidateProcess, together_s: float
 ) -> list[float]:
     """Return the seconds saved in each pair of batches of one call."""
     saved: list[float] = []
-    opened, candidate = contest.opened, CandidateArm(process, contest, case)
-    with rivals(process, contest, case) as found:
+    opened, candidate = rivalry.opened, CandidateArm(process, rivalry, case)
+    with rivals(process, rivalry, case) as found:
         arms = (found[0], candidate)
         for arm in arms:
             arm.begin(RoundSeeds(opened, fresh=False))
@@ -229,18 +229,18 @@ def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceC
     return told_as(DeviceCount, told)
 
 
-def check_clocks(timings: Sequence[CaseTiming], contest: Contest, *, won: bool) -> None:
+def check_clocks(timings: Sequence[CaseTiming], rivalry: Rivalry, *, won: bool) -> None:
     """Raise `unmeasured` if the GPU's own clock, or the reference alone, contradicts a time.
 
     The reference is timed alone only if the kernel won. The kernel's processes are gone by now.
     """
-    clock, doubts = contest.device_clock, []
+    clock, doubts = rivalry.device_clock, []
 
     def note(found: Evidence, doubt: str) -> None:
-        contest.record.evidence.append(found)
+        rivalry.record.evidence.append(found)
         doubts.append(doubt)
 
-    contest.record.note("caches", contest.opened.flushes())
+    rivalry.record.note("caches", rivalry.opened.flushes())
     for timing in timings:
         note(*clock.compare(timing.case, timing.name, candidate=CANDIDATE))
     for timing in timings if won and not any(doubts) else ():
@@ -251,7 +251,7 @@ def check_clocks(timings: Sequence[CaseTiming], contest: Contest, *, won: bool) 
         note(
             *open_problem.undisturbed(
                 timing.name,
-                alone=time_alone(timing.case, contest),
+                alone=time_alone(timing.case, rivalry),
                 beside_s=reference_s,
                 candidate_s=candidate_s,
                 least=SYSTEMATIC,

@@ -459,7 +459,7 @@ class OpenProblem:
 
 
 @dataclass(kw_only=True)
-class Contest:
+class Rivalry:
     """The kernel against the reference, while they are timed."""
 
     opened: OpenProblem

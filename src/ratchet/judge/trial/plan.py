@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ratchet.base.measure.contest import even_rounds
-from ratchet.judge.trial.open_problem import Contest, OpenProblem
+from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.verdict import CandidateFault, Decided
 
 LOOKS = 3
@@ -105,17 +105,17 @@ def round_count(round_s: float, budget_s: float) -> int:
     return even_rounds(budget_s / LAUNCHES, round_s, most=MAX_ROUNDS, fewest=MIN_ROUNDS)
 
 
-def calls_of(contest: Contest, case: int, *, share: int = 1) -> int:
+def calls_of(rivalry: Rivalry, case: int, *, share: int = 1) -> int:
     """Return the number of calls in a batch of a case, on its device.
 
     On a GPU a batch gets this share of the memory that one of a verdict may take. Once
     memory was refused, batches have fewer calls (`OpenProblem.with_fewer_calls`).
     """
-    opened = contest.opened
+    opened = rivalry.opened
     facts, accelerator = opened.cases[case], opened.accelerator
     if accelerator is None:
         calls = calls_per_batch(facts.time_s, facts.bytes)
-        least = contest.least_calls
+        least = rivalry.least_calls
         fits = least * facts.bytes <= MOST_HELD_BYTES and facts.time_s <= SLOW_CALL_S
         return max(calls, least) if fits else calls
     drawn_there = opened.problem.model is None

@@ -18,7 +18,7 @@ from ratchet.base.measure.rounds import OpenLaunch, run_launches
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
 from ratchet.judge.trial.arms import REFERENCE, CandidateArm, RivalArm, RoundSeeds, rivals, warm
 from ratchet.judge.trial.candidate import CandidateProcess
-from ratchet.judge.trial.open_problem import Contest, OpenProblem
+from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.trial.plan import (
     TimingPlan,
     calls_of,
@@ -68,7 +68,7 @@ class CaseTiming:
 
 def time_case(
     case: int,
-    contest: Contest,
+    rivalry: Rivalry,
     launch: Launch,
     watch: Watch | None = None,
     *,
@@ -84,9 +84,9 @@ def time_case(
     """
 
     def run(calls: int) -> CaseTiming:
-        return _CaseLaunches(case, contest, launch, watch, calls, first_launch, budget_s).run()
+        return _CaseLaunches(case, rivalry, launch, watch, calls, first_launch, budget_s).run()
 
-    opened, wanted = contest.opened, calls_of(contest, case)
+    opened, wanted = rivalry.opened, calls_of(rivalry, case)
     told = opened.told_of_fewer(wanted)
     try:
         timing = opened.with_fewer_calls(wanted, run)
@@ -95,7 +95,7 @@ def time_case(
         raise CandidateFault(untimed) from error
     fewer = opened.told_of_fewer(wanted)
     if fewer and (first_launch == 0 or fewer != told):  # a later look repeats nothing
-        contest.record.note("memory for batches", fewer)
+        rivalry.record.note("memory for batches", fewer)
     numbered = [replace(one, round=first_round + one.round) for one in timing.samples]
     return replace(timing, samples=numbered)
 
@@ -106,14 +106,14 @@ class _CaseLaunches:
     def __init__(
         self,
         case: int,
-        contest: Contest,
+        rivalry: Rivalry,
         launch: Launch,
         watch: Watch | None,
         calls: int,
         first_launch: int,
         budget_s: float,
     ) -> None:
-        self._case, self._contest, self._opened = case, contest, contest.opened
+        self._case, self._rivalry, self._opened = case, rivalry, rivalry.opened
         self._launch, self._watch = launch, watch
         self._first, self._budget_s = first_launch, budget_s
         self._calls = calls
@@ -122,7 +122,7 @@ class _CaseLaunches:
         self._checked = self._looks = 0
         self._watched: set[tuple[int, int]] = set()
         self._warm_seeds = RoundSeeds(
-            contest.opened, fresh=False
+            rivalry.opened, fresh=False
         )  # no warm batch is timed or compared
 
     def run(self) -> CaseTiming:
@@ -140,31 +140,31 @@ class _CaseLaunches:
             detail += (
                 f"; at {self._looks} moments the calls of a batch were seen to come in their order"
             )
-        self._contest.record.note(f"right while timed on {name}", detail)
+        self._rivalry.record.note(f"right while timed on {name}", detail)
         return CaseTiming(
             case=self._case,
             name=name,
             samples=self._samples,
             checked=self._checked,
             order_looks=self._looks,
-            among=self._contest.among,
+            among=self._rivalry.among,
         )
 
     def _more(self, launch: int) -> bool:
         return self._plan is None or launch < self._first + self._plan.launches
 
     def _keep(self, samples: Sequence[Sample]) -> None:
-        round_trip_s = self._contest.device_clock.round_trip_s(self._case)
+        round_trip_s = self._rivalry.device_clock.round_trip_s(self._case)
         self._samples += without_round_trip(samples, round_trip_s)
 
     @contextlib.contextmanager
     def _open(self, launch: int) -> Iterator[OpenLaunch]:
-        contest, opened, case = self._contest, self._opened, self._case
+        rivalry, opened, case = self._rivalry, self._opened, self._case
         calls, watch = self._calls, self._watch
         with (
             self._launch(launch) as process,
-            rivals(process, contest, case) as reference,
-            contextlib.closing(CandidateArm(process, contest, case, watch)) as candidate,
+            rivals(process, rivalry, case) as reference,
+            contextlib.closing(CandidateArm(process, rivalry, case, watch)) as candidate,
         ):
             arms: list[RivalArm | CandidateArm] = [*reference, candidate]
             for arm in arms:
@@ -180,7 +180,7 @@ class _CaseLaunches:
             seeds = RoundSeeds(opened)
             for arm in arms:
                 arm.begin(seeds)
-            contest.device_clock.begin(case)
+            rivalry.device_clock.begin(case)
             yield OpenLaunch(
                 arms=arms,
                 rounds=plan.rounds,
@@ -212,42 +212,42 @@ class _CaseLaunches:
         return planned
 
 
-def time_alone(case: int, contest: Contest) -> list[float]:
+def time_alone(case: int, rivalry: Rivalry) -> list[float]:
     """Return the reference's seconds per call in each batch, with no candidate beside it.
 
     A GPU's clock follows what it did before, so the fastest of BEFORE_ALONE counts.
     """
-    arm = RivalArm(REFERENCE, contest.rivals.lasting[REFERENCE], contest, case, "copied")
+    arm = RivalArm(REFERENCE, rivalry.rivals.lasting[REFERENCE], rivalry, case, "copied")
 
     def run(calls: int) -> list[float]:
         warm(arm, calls)
-        contest.device_clock.begin(case)
+        rivalry.device_clock.begin(case)
         found = []
         for arm.rest_s, arm.load_s in BEFORE_ALONE:
             found.append([arm.run(calls).wall_time_s for _ in range(ALONE_BATCHES)])
-        round_trip_s = contest.device_clock.round_trip_s(case)
+        round_trip_s = rivalry.device_clock.round_trip_s(case)
         times = min(found, key=statistics.median)
         return [_work_s(time_s, round_trip_s) / calls for time_s in times]
 
-    return contest.opened.with_fewer_calls(calls_of(contest, case), run)
+    return rivalry.opened.with_fewer_calls(calls_of(rivalry, case), run)
 
 
-def compare_more(timing: CaseTiming, contest: Contest, launch: Launch) -> None:
+def compare_more(timing: CaseTiming, rivalry: Rivalry, launch: Launch) -> None:
     """Compare more calls, in a process and batches like those that were timed, if those were few.
 
     Where comparing takes long, some dozen calls were: a kernel that leaves out every tenth once it
     is timed would often be lucky. Raises CandidateFault if a call is wrong.
     """
-    calls, batches, quickest_s = calls_of(contest, timing.case), 0, 0.0
+    calls, batches, quickest_s = calls_of(rivalry, timing.case), 0, 0.0
     if timing.checked >= ENOUGH_COMPARED:
         return
     with (
         launch(0) as process,
-        contextlib.closing(CandidateArm(process, contest, timing.case)) as arm,
+        contextlib.closing(CandidateArm(process, rivalry, timing.case)) as arm,
     ):
-        arm.begin(RoundSeeds(contest.opened, fresh=False))
+        arm.begin(RoundSeeds(rivalry.opened, fresh=False))
         warm(arm, calls)
-        arm.begin(RoundSeeds(contest.opened))
+        arm.begin(RoundSeeds(rivalry.opened))
         arm.sample(dict.fromkeys(range(ENOUGH_COMPARED), calls))
         while timing.checked + arm.checked < ENOUGH_COMPARED and (
             not batches or batches * quickest_s < COMPARING_S
@@ -259,17 +259,17 @@ def compare_more(timing: CaseTiming, contest: Contest, launch: Launch) -> None:
             batches, quickest_s = batches + 1, min(took_s, quickest_s or took_s)
         process.pause()
     detail = f"{arm.checked} more calls were compared, all of each batch"
-    contest.record.note(f"right while timed on {timing.name}, again", detail)
+    rivalry.record.note(f"right while timed on {timing.name}, again", detail)
 
 
-def see_order(timing: CaseTiming, contest: Contest, process: CandidateProcess) -> bool:
+def see_order(timing: CaseTiming, rivalry: Rivalry, process: CandidateProcess) -> bool:
     """Return True once a compiled kernel's calls were seen to come in order; False if too rarely.
 
     Raises CandidateFault if they do not come in order.
     """
-    facts = contest.opened.cases[timing.case]
+    facts = rivalry.opened.cases[timing.case]
     calls = calls_per_batch(facts.time_s, facts.bytes)
-    candidate = CandidateArm(process, contest, timing.case)
+    candidate = CandidateArm(process, rivalry, timing.case)
     candidate.order_looks = timing.order_looks
     if calls > 1:
         warm(candidate, calls)
@@ -278,13 +278,13 @@ def see_order(timing: CaseTiming, contest: Contest, process: CandidateProcess) -
     return calls == 1 or candidate.order_looks >= LEAST_LOOKS
 
 
-def watch_case(case: int, contest: Contest, process: CandidateProcess, watch: Watch) -> None:
+def watch_case(case: int, rivalry: Rivalry, process: CandidateProcess, watch: Watch) -> None:
     """Sample a case that is not timed, one call at a time; raise what `Watch.conclude` does."""
-    candidate = CandidateArm(process, contest, case, watch)
+    candidate = CandidateArm(process, rivalry, case, watch)
     candidate.run(1)
     candidate.be_watched(1)
     candidate.watch_until_enough(1, watch)
-    contest.record.evidence.append(watch.evidence())
+    rivalry.record.evidence.append(watch.evidence())
     watch.conclude()
 
 

@@ -34,9 +34,9 @@ from ratchet.judge.trial.kernel_checks import begun_case, make_calls
 from ratchet.judge.trial.many_calls import first_wrong
 from ratchet.judge.trial.open_problem import (
     CaseFacts,
-    Contest,
     OpenProblem,
     Record,
+    Rivalry,
     described_cases,
 )
 from ratchet.judge.trial.plan import calls_per_batch
@@ -148,7 +148,7 @@ class ScreeningRun:
 
     def run(
         self,
-        contest: Contest,
+        rivalry: Rivalry,
         pool: CompilePool,
         zygote_of: Callable[[Kernel], CandidateZygote | None],
     ) -> None:
@@ -157,7 +157,7 @@ class ScreeningRun:
         On a GPU as many as there are cores load and make their first calls at the same time, before
         one of them is timed: Triton compiles then. All of them are stopped when the clock runs.
         """
-        opened, lasting = contest.opened, contest.rivals.lasting
+        opened, lasting = rivalry.opened, rivalry.rivals.lasting
         memory_bytes = {one.kernel.language: opened.memory_bytes(one.runnable) for one in self._all}
 
         def start(entrant: Entrant) -> None:
@@ -177,7 +177,7 @@ class ScreeningRun:
                 close_descriptors([] if library is None else [library])
 
         if self.accelerator is not None:  # it opens the GPU while the first candidates do
-            lasting[REFERENCE] = contest.rivals.begin(threads=opened.reference.threads)
+            lasting[REFERENCE] = rivalry.rivals.begin(threads=opened.reference.threads)
         cases = self._drawn_cases(opened)
         size = group_size(opened.cases, self.accelerator)
         groups = self._groups(size)
@@ -201,7 +201,7 @@ class ScreeningRun:
                         return
                     share_s = self.clock.left_s / (len(groups) - at)
                     budget_s = min(BUDGET_S, share_s) / max(1, len(opened.timed))
-                    self._time([*best, *group], contest, budget_s)
+                    self._time([*best, *group], rivalry, budget_s)
                     LOG.debug("%s of them are timed", len(group))
                     for entrant in group:  # whose memory the next ones get
                         entrant.end()
@@ -345,17 +345,17 @@ class ScreeningRun:
                         raise fault("refused", f"the kernel declines the timed case {asked.name}")
                     yield entrant.name, passed
 
-    def _time(self, group: Sequence[Entrant], contest: Contest, budget_s: float) -> None:
+    def _time(self, group: Sequence[Entrant], rivalry: Rivalry, budget_s: float) -> None:
         """Time the candidates that are right, and answer them."""
-        opened, by_name = contest.opened, {entrant.name: entrant for entrant in group}
+        opened, by_name = rivalry.opened, {entrant.name: entrant for entrant in group}
         for case in opened.timed:
             arms = [
-                ScreenedArm(one.name, one.process, contest, case, one.decide)
+                ScreenedArm(one.name, one.process, rivalry, case, one.decide)
                 for one in group
                 if not one.is_out and one.process is not None
             ]
             check_s = self._check_s.get(case, 0.0)
-            found = time_together(case, contest, arms, check_s=check_s, budget_s=budget_s)
+            found = time_together(case, rivalry, arms, check_s=check_s, budget_s=budget_s)
             for name, timed in found.items():
                 by_name[name].timings.append(timed)
                 by_name[name].evidence += [timed.smaller] if timed.smaller else []
@@ -523,14 +523,14 @@ class Screener:
         pool = CompilePool(compiled, tools=self._tools, threads=self._threads)
         with contextlib.closing(pool):
             try:
-                contest = self._open(run, worker(), secret)
+                rivalry = self._open(run, worker(), secret)
             except CandidateFault as error:
                 run.decide_all(error.decided)
                 return
-            with contextlib.closing(contest.rivals):
-                run.run(contest, pool, zygote_of)
+            with contextlib.closing(rivalry.rivals):
+                run.run(rivalry, pool, zygote_of)
 
-    def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> Contest:
+    def _open(self, run: ScreeningRun, reference: ReferenceProcess, secret: int) -> Rivalry:
         """Return the problem with the secrets of one screening; open it unless it is held."""
         device = "" if run.accelerator is None else run.accelerator.key
         # The hash counts the text of the problem's module too.
@@ -549,7 +549,7 @@ class Screener:
             )
             self._held = key, cases
         given = (run.clock, run.accelerator)
-        return Contest(
+        return Rivalry(
             opened=OpenProblem(
                 run.problem, reference, self._held[1], random.Random(secret), *given
             ),

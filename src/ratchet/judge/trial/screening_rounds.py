@@ -24,7 +24,7 @@ from ratchet.judge.targets import targets
 from ratchet.judge.trial.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import check_call
-from ratchet.judge.trial.open_problem import CaseFacts, Contest, OpenProblem
+from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem, Rivalry
 from ratchet.judge.trial.plan import calls_of
 from ratchet.judge.trial.reference import RivalProcess
 from ratchet.judge.trial.sample import without_round_trip
@@ -78,7 +78,7 @@ class ScreenedArm:
         self,
         name: str,
         process: CandidateProcess,
-        contest: Contest,
+        rivalry: Rivalry,
         case: int,
         lose: Callable[[Decided], None],
     ) -> None:
@@ -86,7 +86,7 @@ class ScreenedArm:
         self.name = name
         self.process = process
         self.is_out = False
-        self._opened, self._device_clock = contest.opened, contest.device_clock
+        self._opened, self._device_clock = rivalry.opened, rivalry.device_clock
         self._case = case
         self._lose = lose
         self._rounds: SharedRounds | None = None
@@ -142,7 +142,7 @@ class ScreenedArm:
 
 def time_together(
     case: int,
-    contest: Contest,
+    rivalry: Rivalry,
     arms: Sequence[ScreenedArm],
     *,
     check_s: float,
@@ -154,15 +154,15 @@ def time_together(
     call takes about `check_s` seconds. Only the first rounds may begin after `budget_s` seconds.
     Raises JudgeError if the reference fails.
     """
-    opened = contest.opened
+    opened = rivalry.opened
 
     def run(calls: int) -> dict[str, Timed]:
         left = [arm for arm in arms if not arm.is_out]
         if not [arm for arm in left if arm.name != BEST]:
             return {}
-        return _timed(case, contest, left, calls, check_s=check_s, budget_s=budget_s)
+        return _timed(case, rivalry, left, calls, check_s=check_s, budget_s=budget_s)
 
-    wanted = calls_of(contest, case, share=GPU_SHARE)
+    wanted = calls_of(rivalry, case, share=GPU_SHARE)
     found = opened.with_fewer_calls(wanted, run)
     words = opened.told_of_fewer(wanted)
     return {name: replace(one, smaller=words) for name, one in found.items()}
@@ -170,7 +170,7 @@ def time_together(
 
 def _timed(
     case: int,
-    contest: Contest,
+    rivalry: Rivalry,
     arms: Sequence[ScreenedArm],
     calls: int,
     *,
@@ -178,10 +178,10 @@ def _timed(
     budget_s: float,
 ) -> dict[str, Timed]:
     """Time these arms in batches of so many calls."""
-    opened = contest.opened
-    with _reference(contest) as rival:
+    opened = rivalry.opened
+    with _reference(rivalry) as rival:
         outputs = output_mode(arms[-1].process, opened)
-        reference = RivalArm(REFERENCE, rival, contest, case, outputs)
+        reference = RivalArm(REFERENCE, rival, rivalry, case, outputs)
         warm_seeds = RoundSeeds(opened, fresh=False)  # drawn once: no warm batch is compared
         reference.begin(warm_seeds)
         for arm in arms:
@@ -194,10 +194,10 @@ def _timed(
             return {}
         rounds = SharedRounds(opened, calls, check_s=check_s)
         end_s = min(time.monotonic() + budget_s, opened.clock.deadline)
-        contest.device_clock.begin(case)
+        rivalry.device_clock.begin(case)
         samples = without_round_trip(
             _rounds(reference, kept, calls, opened, rounds, end_s),
-            contest.device_clock.round_trip_s(case),
+            rivalry.device_clock.round_trip_s(case),
         )
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -207,9 +207,9 @@ def _timed(
 
 
 @contextlib.contextmanager
-def _reference(contest: Contest) -> Iterator[RivalProcess]:
+def _reference(rivalry: Rivalry) -> Iterator[RivalProcess]:
     """Yield the reference's process. On a GPU, where it opens that, one lasts for the screening."""
-    rivals, opened = contest.rivals, contest.opened
+    rivals, opened = rivalry.rivals, rivalry.opened
     if opened.accelerator is None:
         rival = rivals.start(threads=opened.reference.threads)
         try:

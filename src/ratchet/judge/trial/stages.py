@@ -35,7 +35,7 @@ from ratchet.judge.trial.kernel_checks import check_cases
 from ratchet.judge.trial.launches import Launches, SharedCompilations
 from ratchet.judge.trial.looks import check_clocks, count_on_device, see_alone, time_until_answered
 from ratchet.judge.trial.many_calls import check_together, check_wear, told_of_wear, why_no_gain
-from ratchet.judge.trial.open_problem import Contest, OpenProblem, Record, described_cases
+from ratchet.judge.trial.open_problem import OpenProblem, Record, Rivalry, described_cases
 from ratchet.judge.trial.reference import ReferenceProcess, Rivals
 from ratchet.judge.trial.sample import CaseTiming, compare_more, see_order, watch_case
 from ratchet.judge.trial.sources import followed, runnable
@@ -216,15 +216,15 @@ class KernelTrial:
 
     def _decide(self, opened: OpenProblem, run: _Run, library: Library) -> Decided:
         """Return the answer by the judge's clock, which a GPU's must agree with."""
-        contest = self._contest(opened)
-        with contextlib.closing(contest.rivals):
-            concluded, timings = self._compete(contest, run, library)
+        rivalry = self._rivalry(opened)
+        with contextlib.closing(rivalry.rivals):
+            concluded, timings = self._compete(rivalry, run, library)
             if self.accelerator is not None:
-                check_clocks(timings, contest, won=concluded.status == "proven")
+                check_clocks(timings, rivalry, won=concluded.status == "proven")
         return concluded
 
-    def _contest(self, opened: OpenProblem) -> Contest:
-        return Contest(
+    def _rivalry(self, opened: OpenProblem) -> Rivalry:
+        return Rivalry(
             opened=opened,
             rivals=Rivals(opened.problem, opened.reference, self.clock, self.accelerator),
             record=self.record,
@@ -233,13 +233,13 @@ class KernelTrial:
         )
 
     def _compete(
-        self, contest: Contest, run: _Run, library: Library
+        self, rivalry: Rivalry, run: _Run, library: Library
     ) -> tuple[Decided, list[CaseTiming]]:
         """Return the answer by the judge's clock and its samples.
 
         The kernel's processes have ended by then.
         """
-        opened = contest.opened
+        opened = rivalry.opened
         with contextlib.ExitStack() as stack:
             launches = stack.enter_context(contextlib.closing(self._launches(opened, run)))
             candidate = launches.load(library.fetch())
@@ -257,15 +257,15 @@ class KernelTrial:
                 self._count(candidate, launches, opened)
             self._is_right = True
             if self.against_compile and opened.timed:
-                why = contest.rivals.compile(limit_s=opened.compile_limit_s)
+                why = rivalry.rivals.compile(limit_s=opened.compile_limit_s)
                 detail = f"not timed: {why}" if why else "compiled before the clock started"
                 self.record.note("torch.compile as a rival", detail, passed=not why)
             LOG.debug("its work is counted")
-            timings = self._time(launches, contest, places)
+            timings = self._time(launches, rivalry, places)
             LOG.debug("it is timed")
             if not opened.timed:
-                self._watch_untimed(candidate, contest, places)
-            return self._conclude(timings, launches, contest), timings
+                self._watch_untimed(candidate, rivalry, places)
+            return self._conclude(timings, launches, rivalry), timings
 
     def out_of_time(self, error: OutOfTime) -> Decided:
         """Return the answer if the time limit ended a step: what is known by then."""
@@ -321,7 +321,7 @@ class KernelTrial:
             self._unplaced = candidate.unplaced
             for stage in (
                 partial(self._check, candidate, opened, run, launches, places),
-                partial(self._watch_untimed, candidate, self._contest(opened), places),
+                partial(self._watch_untimed, candidate, self._rivalry(opened), places),
             ):
                 try:
                     stage()
@@ -429,32 +429,32 @@ class KernelTrial:
                 raise fault("cheating", why)
 
     def _watch_untimed(
-        self, candidate: CandidateProcess, contest: Contest, places: CodePlaces | None
+        self, candidate: CandidateProcess, rivalry: Rivalry, places: CodePlaces | None
     ) -> None:
         """See whose code works on the first case, if no case is timed."""
-        watch = watch_for(places, contest.opened.problem, self._whose)
+        watch = watch_for(places, rivalry.opened.problem, self._whose)
         if watch is not None:
-            watch_case(0, contest, candidate, watch)
+            watch_case(0, rivalry, candidate, watch)
 
     def _time(
-        self, launches: Launches, contest: Contest, places: CodePlaces | None
+        self, launches: Launches, rivalry: Rivalry, places: CodePlaces | None
     ) -> list[CaseTiming]:
         timings = []
         self.ahead.pause()
-        for index in contest.opened.timed:
-            timings.append(self._time_case(index, launches, contest, places))
+        for index in rivalry.opened.timed:
+            timings.append(self._time_case(index, launches, rivalry, places))
             self.record.samples += timings[-1].as_json()
         launches.rest()
         return timings
 
-    def _conclude(self, timings: list[CaseTiming], launches: Launches, contest: Contest) -> Decided:
+    def _conclude(self, timings: list[CaseTiming], launches: Launches, rivalry: Rivalry) -> Decided:
         """Decide from the samples.
 
         A compiled kernel's gain counts if its calls come in order; one in Python if it remains
         where each call is alone.
         """
         by_dispatch = self.kernel.language == "torch" and self.accelerator is None
-        concluded = conclude(timings, contest, by_dispatch=by_dispatch)
+        concluded = conclude(timings, rivalry, by_dispatch=by_dispatch)
         if concluded.status != "proven":
             return concluded
         if why := why_no_gain(self.record.evidence):
@@ -462,19 +462,19 @@ class KernelTrial:
         if self.accelerator is not None:
             return concluded
         for timing in timings:
-            compare_more(timing, contest, launches.launch_new)
+            compare_more(timing, rivalry, launches.launch_new)
         if self.kernel.language == "cpp":
-            unordered = self._see_order(launches, contest, timings)
+            unordered = self._see_order(launches, rivalry, timings)
             return without_gain(concluded, unordered) if unordered else concluded
         with launches.launch(0) as process:
-            share, detail = see_alone(timings, contest, process)
+            share, detail = see_alone(timings, rivalry, process)
         self.record.note("one by one", detail, passed=share > 0)
         if not share:
             return without_gain(concluded, detail)
         return concluded if share == 1 else with_less_gain(concluded, share, detail)
 
     def _time_case(
-        self, index: int, launches: Launches, contest: Contest, places: CodePlaces | None
+        self, index: int, launches: Launches, rivalry: Rivalry, places: CodePlaces | None
     ) -> CaseTiming:
         """Time a case, in processes that are as new as the reference's.
 
@@ -483,18 +483,18 @@ class KernelTrial:
         """
         watch = watch_for(places, self.problem, self.kernel)
         try:
-            return time_until_answered(index, contest, launches.launch_new, watch)
+            return time_until_answered(index, rivalry, launches.launch_new, watch)
         except CandidateFault as error:
             if error.decided.not_timed and watch is not None:  # no thread samples were taken
                 with launches.launch(0) as process:
-                    watch_case(index, contest, process, watch)
+                    watch_case(index, rivalry, process, watch)
             raise
 
-    def _see_order(self, launches: Launches, contest: Contest, timings: list[CaseTiming]) -> str:
+    def _see_order(self, launches: Launches, rivalry: Rivalry, timings: list[CaseTiming]) -> str:
         """Return why calls may have been computed together, or ""."""
         for timing in timings:
             with launches.launch(0) as process:
-                seen = see_order(timing, contest, process)
+                seen = see_order(timing, rivalry, process)
             if not seen:
                 return (
                     f"it runs too shortly on {timing.name} to see whether its calls come one after "

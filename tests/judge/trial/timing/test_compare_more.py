@@ -53,14 +53,14 @@ def test_until_enough_were_compared(
     monkeypatch.setattr(sample, "warm", lambda *_: 0.0)
     monkeypatch.setattr(sample, "calls_of", lambda *_: 2)
     monkeypatch.setattr(Arm, "runs", 0)
-    contest: Any = SimpleNamespace(opened=None, record=Record())
+    rivalry: Any = SimpleNamespace(opened=None, record=Record())
 
     @contextlib.contextmanager
     def launch(_: int) -> Iterator[Any]:
         yield SimpleNamespace(pause=lambda: None)
 
     timing = CaseTiming(case=0, name="timed", samples=[], checked=compared)
-    compare_more(timing, contest, launch)
+    compare_more(timing, rivalry, launch)
     assert Arm.runs == runs
-    checks = [one.check for one in contest.record.evidence]
+    checks = [one.check for one in rivalry.record.evidence]
     assert checks == ["right while timed on timed, again"][:runs]

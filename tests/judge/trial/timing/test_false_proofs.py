@@ -59,12 +59,12 @@ def answers(
 
     monkeypatch.setattr(looks, "time_case", time_case)
     return Counter(
-        decide.compare_case(time_until_answered(0, contest(), no_launch, None)).answer
+        decide.compare_case(time_until_answered(0, rivalry(), no_launch, None)).answer
         for _ in range(trials)
     )
 
 
-def contest() -> Any:
+def rivalry() -> Any:
     def ask(**_: object) -> None:
         raise JudgeError("no ceilings here")
 

@@ -44,7 +44,7 @@ def timing(ratio: float, noise: float, first_launch: int, first_round: int) -> C
     return CaseTiming(case=0, name="timed", samples=samples, checked=3)
 
 
-def contest() -> Any:
+def rivalry() -> Any:
     def ask(**_: object) -> dict[str, float]:
         raise JudgeError("no ceilings here")
 
@@ -74,7 +74,7 @@ def run(
 
     monkeypatch.setattr(looks, "time_case", time_case)
     try:
-        return time_until_answered(0, contest(), no_launch, None), asked
+        return time_until_answered(0, rivalry(), no_launch, None), asked
     except CandidateFault as fault:
         return fault.decided, asked
 

@@ -53,7 +53,7 @@ def timing(ratio: float, *, noise: float = 0.02, seed: int = 0, time_s: float = 
     return CaseTiming(case=0, name="timed", samples=samples, checked=36)
 
 
-def contest(rates: dict[str, float] | None) -> Any:
+def rivalry(rates: dict[str, float] | None) -> Any:
     def ask(**_: object) -> dict[str, float]:
         if rates is None:
             raise JudgeError("no ceilings here")
@@ -89,7 +89,7 @@ def test_the_status_follows_the_intervals_of_every_timed_case(
     ratios: list[float], status: str, words: str
 ) -> None:
     timings = [timing(ratio, seed=index) for index, ratio in enumerate(ratios)]
-    found = conclude(timings, contest(SLOW_ENOUGH))
+    found = conclude(timings, rivalry(SLOW_ENOUGH))
     assert found.status == status, found.reason
     assert words in found.reason
     speedup = found.speedup
@@ -100,7 +100,7 @@ def test_the_status_follows_the_intervals_of_every_timed_case(
 
 @pytest.mark.parametrize(("gain", "status"), [(1.04, "correct"), (1.08, "proven")])
 def test_a_gain_within_the_systematic_error_is_not_proven(gain: float, status: str) -> None:
-    found = conclude([timing(gain, noise=0.002)], contest(SLOW_ENOUGH))
+    found = conclude([timing(gain, noise=0.002)], rivalry(SLOW_ENOUGH))
     assert found.status == status, found.reason
     assert found.speedup.vs_reference is not None
     assert found.speedup.vs_reference.low > 1.02
@@ -114,13 +114,13 @@ def test_the_reference_is_beaten_where_it_is_faster_on_one_thread_too(
     again = timing(1 / alone)
     samples = [replace(s, arm=ONE_THREAD) for s in again.samples if s.arm == CANDIDATE]
     both = replace(base, samples=base.samples + samples)
-    found = conclude([both], contest(SLOW_ENOUGH))
+    found = conclude([both], rivalry(SLOW_ENOUGH))
     assert found.status == status, found.reason
 
 
 @pytest.mark.parametrize("ratio", [1.0, 2.4])
 def test_noise_is_no_answer_and_is_named(ratio: float) -> None:
-    found = conclude([timing(ratio, noise=1.6)], contest(SLOW_ENOUGH))
+    found = conclude([timing(ratio, noise=1.6)], rivalry(SLOW_ENOUGH))
     assert found.status == "correct"
     assert "undecided" in found.reason and "equivalent" not in found.reason
     assert "the machine was too noisy (" in found.reason and "A/A" in found.reason
@@ -130,7 +130,7 @@ def test_noise_is_no_answer_and_is_named(ratio: float) -> None:
 
 @pytest.mark.parametrize(("ratio", "word"), [(0.5, "slower"), (2.0, "faster")])
 def test_what_is_known_is_not_noise(ratio: float, word: str) -> None:
-    found = conclude([timing(ratio, noise=0.005)], contest(SLOW_ENOUGH))
+    found = conclude([timing(ratio, noise=0.005)], rivalry(SLOW_ENOUGH))
     assert word in found.reason and not found.not_timed
 
 
@@ -139,7 +139,7 @@ def test_an_undecided_answer_names_the_start_that_it_rests_on() -> None:
     again = timing(1.2, noise=0.5)
     alone = [replace(s, arm=ONE_THREAD) for s in again.samples if s.arm == REFERENCE]
     slow = [replace(s, wall_time_s=s.wall_time_s / 1.9) for s in alone]
-    found = conclude([replace(base, samples=base.samples + slow)], contest(SLOW_ENOUGH))
+    found = conclude([replace(base, samples=base.samples + slow)], rivalry(SLOW_ENOUGH))
     assert "undecided" in found.reason
     assert "beside the reference on one thread it is" in found.reason
 
@@ -147,13 +147,13 @@ def test_an_undecided_answer_names_the_start_that_it_rests_on() -> None:
 def test_of_several_cases_the_noisy_one_is_named() -> None:
     quiet = replace(timing(2.0, noise=0.002), name="quiet")
     noisy = replace(timing(1.5, noise=1.5, seed=3), name="noisy")
-    found = conclude([quiet, noisy], contest(SLOW_ENOUGH))
+    found = conclude([quiet, noisy], rivalry(SLOW_ENOUGH))
     assert "; on noisy the machine was too noisy" in found.reason, found.reason
     assert found.not_timed
 
 
 def test_a_gain_within_the_judges_own_error_says_so_and_is_an_answer() -> None:
-    found = conclude([timing(1.04, noise=0.002)], contest(SLOW_ENOUGH))
+    found = conclude([timing(1.04, noise=0.002)], rivalry(SLOW_ENOUGH))
     assert "undecided" in found.reason and "the judge's own error" in found.reason
     assert not found.not_timed
 
@@ -174,7 +174,7 @@ def test_a_gain_on_short_calls_in_python_may_be_one_of_dispatch(
     times_s: list[float], by_dispatch: bool, status: str
 ) -> None:
     timings = [timing(2.0, seed=seed, time_s=time_s) for seed, time_s in enumerate(times_s)]
-    problem = contest(SLOW_ENOUGH)
+    problem = rivalry(SLOW_ENOUGH)
     found = conclude(timings, problem, by_dispatch=by_dispatch)
     assert found.status == status, found.reason
     speedup = found.speedup
@@ -195,26 +195,26 @@ def test_how_short_a_call_is_tells_the_reference_that_must_be_beaten() -> None:
     alone = timing(2.0, time_s=3e-4)
     samples = [replace(s, arm=ONE_THREAD) for s in alone.samples if s.arm == CANDIDATE]
     both = replace(base, samples=base.samples + samples)
-    found = conclude([both], contest(SLOW_ENOUGH), by_dispatch=True)
+    found = conclude([both], rivalry(SLOW_ENOUGH), by_dispatch=True)
     assert found.status == "correct", found.reason
     assert "a call of the reference on timed takes 1" in found.reason
 
 
 def test_what_is_slower_and_short_is_slower() -> None:
-    found = conclude([timing(0.5, time_s=SHORT_S)], contest(SLOW_ENOUGH), by_dispatch=True)
+    found = conclude([timing(0.5, time_s=SHORT_S)], rivalry(SLOW_ENOUGH), by_dispatch=True)
     assert "slower" in found.reason
 
 
 def test_a_kernel_whose_work_was_not_seen_is_right_and_not_proven() -> None:
     unseen = replace(timing(2.0), unseen="it runs too shortly")
-    found = conclude([unseen], contest(SLOW_ENOUGH))
+    found = conclude([unseen], rivalry(SLOW_ENOUGH))
     assert found.status == "correct" and "it runs too shortly" in found.reason
     ratio = found.speedup.vs_reference
     assert ratio is not None and ratio.high == 1.0
 
 
 def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
-    problem = contest(floor_at(1e-4))
+    problem = rivalry(floor_at(1e-4))
     found = conclude([timing(50.0)], problem)
     assert found.status == "unmeasured"
     assert "cannot reach" in found.reason
@@ -223,7 +223,7 @@ def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
 
 
 def test_a_floor_that_the_reference_is_under_is_none() -> None:
-    problem = contest(floor_at(1e-2))
+    problem = rivalry(floor_at(1e-2))
     found = conclude([timing(50.0)], problem)
     assert found.status == "proven"
     assert problem.record.evidence[-1].passed is None
@@ -232,7 +232,7 @@ def test_a_floor_that_the_reference_is_under_is_none() -> None:
 
 @pytest.mark.parametrize(("ratio", "status"), [(2.0, "unmeasured"), (0.5, "correct")])
 def test_without_ceilings_nothing_is_won(ratio: float, status: str) -> None:
-    problem = contest(None)
+    problem = rivalry(None)
     found = conclude([timing(ratio)], problem)
     assert found.status == status
     assert problem.record.evidence[-1].passed is None
@@ -240,7 +240,7 @@ def test_without_ceilings_nothing_is_won(ratio: float, status: str) -> None:
 
 
 def test_a_problem_without_a_timed_case_is_never_proven() -> None:
-    assert conclude([], contest(None)).status == "correct"
+    assert conclude([], rivalry(None)).status == "correct"
 
 
 @given(st.floats(1e3, 1e12), st.floats(1e9, 1e13), st.floats(1.01, 100.0))
