@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from ratchet.base.measure import Arm, Timing
 from ratchet.judge.integrity.call_order import CallOrder, Unseen, WatchedFamily
@@ -251,13 +251,7 @@ class CandidateArm:
             meanwhile = watch.looks(family, self.batch_s, iterations)
         if order is not None and self.batch_s < math.inf:
             meanwhile = order.looks(family, self.batch_s)
-        self._candidate.resume()
-        self._candidate.prepare(batch.layout, batch.memories, batch.read)
-        self._opened.flush()
-        with self._opened.reference_rests():
-            return self._candidate.go(
-                batch.memories, iterations, limit_s=limit_s, meanwhile=meanwhile
-            )
+        return run_batch(self._candidate, self._opened, batch, limit_s, meanwhile)
 
     def _check(self, batch: DrawnBatch, codes: list[int], calls: Sequence[int]) -> None:
         for call in calls:
@@ -267,6 +261,25 @@ class CandidateArm:
                 why = f"right before it was timed, wrong while it was{what}: {answer.detail}"
                 raise fault("wrong", why)
             self.checked += 1
+
+
+def run_batch(
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    batch: DrawnBatch,
+    limit_s: float,
+    meanwhile: Callable[[Callable[[], bool]], None] | None = None,
+) -> tuple[float, float, list[int]]:
+    """Time a batch of the kernel's calls while the reference worker is stopped.
+
+    Return wall and CPU seconds, and the codes. `meanwhile` is called once the batch has begun.
+    """
+    candidate.resume()
+    candidate.prepare(batch.layout, batch.memories, batch.read)
+    opened.flush()
+    with opened.reference_rests():
+        calls = len(batch.layout.calls)
+        return candidate.go(batch.memories, calls, limit_s=limit_s, meanwhile=meanwhile)
 
 
 @contextlib.contextmanager

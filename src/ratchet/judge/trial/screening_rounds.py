@@ -21,7 +21,7 @@ from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.targets import targets
-from ratchet.judge.trial.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, warm
+from ratchet.judge.trial.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, run_batch, warm
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import check_call
 from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem, Rivalry
@@ -122,13 +122,7 @@ class ScreenedArm:
         seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
         limit_s = opened.cases[self._case].limit_s(iterations)
         with opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
-            self.process.resume()
-            self.process.prepare(batch.layout, batch.memories, batch.read)
-            opened.flush()
-            with opened.reference_rests():
-                wall_time_s, cpu_time_s, codes = self.process.go(
-                    batch.memories, iterations, limit_s=limit_s
-                )
+            wall_time_s, cpu_time_s, codes = run_batch(self.process, opened, batch, limit_s)
             call = None if rounds is None else rounds.compared.get(self._batch)
             if call is not None:
                 answer = check_call(self.process, opened, batch, call, codes[call], again=True)
