@@ -22,10 +22,8 @@ Stage = Literal["screened", "judged"]
 class Proposal:
     kernel: Kernel
     author: str
-    parents: tuple[str, ...] = ()
-    """Hashes of the kernels that it came from."""
-    note: str = ""
-    """One line: what is new in it."""
+    parents: tuple[str, ...] = ()  # Hashes of the kernels that it came from
+    note: str = ""  # One line: what is new in it
     schedule: Schedule = ()
     features: tuple[float, ...] = ()
     """Features of the problem, then of the schedule, for a cost model; empty if there are none."""
@@ -41,22 +39,15 @@ class Answer(Proposal):
     """
 
     stage: Stage
-    status: str
-    """`screened`, or a status of a verdict: `proven`, `correct`, `wrong`, ..."""
+    status: str  # `screened`, or a status of a verdict: `proven`, `correct`, `wrong`, ..
     reason: str
-    ratio: float | None = None
-    """Reference time over the kernel's time; None if it was not timed."""
+    ratio: float | None = None  # Reference time over the kernel's time; None if it was not timed
     low: float | None = None
-    high: float | None = None
-    """Ends of the ratio's confidence interval."""
-    evidence: tuple[str, ...] = ()
-    """Checks that failed, one line each, as an author may read them."""
-    after_s: float = 0.0
-    """Seconds from the start of the run to this answer."""
-    time_s: float | None = None
-    """Seconds that a call of the kernel took, where it was timed."""
-    rung: int = 0
-    """The number of earlier screenings."""
+    high: float | None = None  # Ends of the ratio's confidence interval
+    evidence: tuple[str, ...] = ()  # Checks that failed, one line each, as an author may read them
+    after_s: float = 0.0  # Seconds from the start of the run to this answer
+    time_s: float | None = None  # Seconds that a call of the kernel took, where it was timed
+    rung: int = 0  # The number of earlier screenings
     static_rank: tuple[float, ...] = ()
     """Smaller is better: the order among kernels that cannot be timed here."""
 
@@ -122,8 +113,7 @@ class Progress:
 
     problem: Problem
     answers: list[Answer] = field(default_factory=list)
-    left_s: float = math.inf
-    """Seconds that an author may take for its next proposals."""
+    left_s: float = math.inf  # Seconds that an author may take for its next proposals
 
     @property
     def best(self) -> Answer | None:
@@ -134,8 +124,7 @@ class Progress:
 
 SEARCH: Final = "search"
 COMPILER: Final = "compiler"
-AGENT: Final = "agent"
-"""Names of authors that a run treats by name."""
+AGENT: Final = "agent"  # Names of authors that a run treats by name
 
 RIGHT = ("proven", "correct", "screened")
 FAILED = ("wrong", "cheating", "crashed", "timed_out", "refused")

@@ -34,8 +34,7 @@ class OptionSet:
     """Inductor options that are tried together."""
 
     options: Mapping[str, Option]
-    why: str
-    """Their effect, in a few words."""
+    why: str  # Their effect, in a few words
     words: tuple[str, ...] = ()
     """The set is only tried if the reference contains one of these; always if there are none."""
 

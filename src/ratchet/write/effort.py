@@ -21,15 +21,13 @@ from ratchet.judge.problems.problem import Case, Problem
 # kernels close to the best, by as much as repeated screenings of one kernel scatter in comparison
 # with kernels. A kernel that there was a reason to begin with is expected to be one spread better.
 ETA: Final = 4
-RUNGS: Final = 4
-"""A kernel is screened this often at most; a verdict follows."""
+RUNGS: Final = 4  # A kernel is screened this often at most; a verdict follows
 CLOSE: Final = 0.4
 """Log ratio below the best within which kernels are alike enough to tell what to expect of one."""
 SCATTER, SCATTER_COUNTS = 0.1, 4.0
 """Standard deviation of one screening before any was repeated, and the repetitions it counts as."""
 OUTLIER: Final = 3 * SCATTER
-LEAST_SPREAD: Final = 0.02
-"""Least standard deviation that kernels are taken to have."""
+LEAST_SPREAD: Final = 0.02  # Least standard deviation that kernels are taken to have
 
 
 @dataclass(slots=True)
@@ -38,8 +36,7 @@ class Rungs:
 
     scores: dict[str, list[float]] = field(default_factory=dict)
     """Kernel hash to the log ratio of each of its screenings; only right kernels."""
-    openers: set[str] = field(default_factory=set)
-    """Kernels that a search began with."""
+    openers: set[str] = field(default_factory=set)  # Kernels that a search began with
 
     def record(self, kernel_hash: str, score: float | None, *, opener: bool = False) -> None:
         """Note one screening; None takes a kernel out, since it was found wrong."""
@@ -103,15 +100,11 @@ class Rungs:
 # err by (Bonferroni: `KernelJudge.judge(among=m)`). A kernel that turns out wrong, or crashes, is
 # never timed and so cannot be falsely proven: the next one takes its place at no price.
 
-PLAN: Final = ((180.0, 1), (900.0, 2))
-"""Budgets in seconds below which so many verdicts may count."""
+PLAN: Final = ((180.0, 1), (900.0, 2))  # Budgets in seconds below which so many verdicts may count
 MOST: Final = 3
-VERDICT_S: Final = 20.0
-"""Time that is kept for each planned verdict."""
-COMPILE_S: Final = 20.0
-"""The same, for torch.compile of the reference beside it."""
-LARGEST_SHARE: Final = 0.5
-"""Largest share of the budget that is kept for verdicts."""
+VERDICT_S: Final = 20.0  # Time that is kept for each planned verdict
+COMPILE_S: Final = 20.0  # The same, for torch.compile of the reference beside it
+LARGEST_SHARE: Final = 0.5  # Largest share of the budget that is kept for verdicts
 
 
 def planned_verdicts(budget_s: float) -> int:

@@ -24,10 +24,8 @@ from ratchet.write.writing_result import (
     WrittenKernel,
 )
 
-SCREENING_S: Final = 20.0
-"""Limit of a first screening, if none was tried."""
-STEP_S: Final = 30
-"""Budgets are told in steps of half a minute."""
+SCREENING_S: Final = 20.0  # Limit of a first screening, if none was tried
+STEP_S: Final = 30  # Budgets are told in steps of half a minute
 
 
 def why_nothing(run: ProblemRun) -> str:

@@ -31,33 +31,23 @@ from ratchet.write.writing_result import Stopped, WritingRequest
 SMALLEST_BATCH, LARGEST_BATCH = 6, 16
 BATCH_SHARE: Final = 0.15
 """Share of the search's time that one batch may take, as far as its size decides."""
-FIRST_S: Final = 2.0
-"""Guess of what a kernel's first screening takes, until one has."""
-COMPILED_S: Final = 10.0
-"""The same for a kernel that torch compiles when it is first called."""
-COMPILER_WEIGHT: Final = 1 / 3
-"""The compiler's share of the time, beside 1 for every other author."""
-HEAD_START: Final = 0.25
-"""Part of the search's time that the search is ahead of the compiler."""
-START_S: Final = 6.0
-"""Time that a screening may take on top, to open the problem and compile."""
-SLACK: Final = 2.0
-"""A screening may take this many times what the last one took for each kernel."""
+FIRST_S: Final = 2.0  # Guess of what a kernel's first screening takes, until one has
+COMPILED_S: Final = 10.0  # The same for a kernel that torch compiles when it is first called
+COMPILER_WEIGHT: Final = 1 / 3  # The compiler's share of the time, beside 1 for every other author
+HEAD_START: Final = 0.25  # Part of the search's time that the search is ahead of the compiler
+START_S: Final = 6.0  # Time that a screening may take on top, to open the problem and compile
+SLACK: Final = 2.0  # A screening may take this many times what the last one took for each kernel
 SHORTEST_SCREEN_S: Final = 2.0
 MOST_BARREN: Final = 16
 """Turns in a row that may bring nothing but kernels that are known or not wanted."""
 SHORTEST_VERDICT_S: Final = 8.0
 """With less time than this no further verdict begins, but the first always does."""
-LEAST_VERDICT_S: Final = 15.0
-"""Time limit that the first verdict has, as far as OVERRUN allows it."""
-OVERRUN: Final = 0.1
-"""Share of the budget that a run may take beyond it."""
-END_S: Final = 2.0
-"""Time for the result and its page after the last verdict."""
+LEAST_VERDICT_S: Final = 15.0  # Time limit that the first verdict has, as far as OVERRUN allows it
+OVERRUN: Final = 0.1  # Share of the budget that a run may take beyond it
+END_S: Final = 2.0  # Time for the result and its page after the last verdict
 TURN_SHARE: Final = 0.75
 """Share of the search's remaining time in which one author may propose beside others."""
-STARTS: Final = 4
-"""Processes of a verdict that each compile a kernel of the compiler's anew."""
+STARTS: Final = 4  # Processes of a verdict that each compile a kernel of the compiler's anew
 UNTIMED: Final = ("unmeasured", "timed_out")
 
 
@@ -65,13 +55,11 @@ UNTIMED: Final = ("unmeasured", "timed_out")
 class RunEvent:
     """A moment of a run, for a progress line and a page that follow it."""
 
-    kind: str
-    """`proposing`, `dropped`, `screening`, `screened`, `judging` or `judged`."""
+    kind: str  # `proposing`, `dropped`, `screening`, `screened`, `judging` or `judged`
     detail: str
     spent_s: float
     screened: int
-    best_ratio: float | None
-    """The best of the screenings: an estimate that is too high."""
+    best_ratio: float | None  # The best of the screenings: an estimate that is too high
 
 
 Listener = Callable[[RunEvent], None]
@@ -88,11 +76,9 @@ class ProblemRun:
     court: Court
     keep: Keep
     listen: Listener
-    floor_s: float | None = None
-    """Least time of a call by the roofline."""
+    floor_s: float | None = None  # Least time of a call by the roofline
     on_gpu: bool = False
-    target: str | None = None
-    """A GPU that is not here, whose machine code is emulated."""
+    target: str | None = None  # A GPU that is not here, whose machine code is emulated
     before_s: float = 0.0
     """Seconds of the budget that were spent before: by a run that is resumed, by reading."""
     clock: Callable[[], float] = time.monotonic
@@ -109,8 +95,7 @@ class ProblemRun:
     _barren: dict[str, int] = field(default_factory=dict)
     _climbed: set[tuple[str, int]] = field(default_factory=set)
     _began: float = field(init=False)
-    _asked: str = ""
-    """The author of the batch that is screened."""
+    _asked: str = ""  # The author of the batch that is screened
     _cost_s: dict[str, float] = field(default_factory=dict)
     """Seconds that a kernel of an author took to screen, the last time."""
     _spent_s: dict[str, float] = field(default_factory=dict)

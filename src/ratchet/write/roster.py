@@ -49,8 +49,7 @@ def library_author(problem: Problem, *, name: str = "library") -> GivenAuthor:
     )
 
 
-EARLIER: Final = "ledger"
-"""Name of the author that proposes what an earlier run proved."""
+EARLIER: Final = "ledger"  # Name of the author that proposes what an earlier run proved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +57,7 @@ class Roster:
     """The authors of one run, in the order of their turns."""
 
     authors: tuple[Author, ...]
-    absent: dict[str, str]
-    """Authors that have nothing to say on this problem, with the reason."""
+    absent: dict[str, str]  # Authors that have nothing to say on this problem, with the reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,8 +66,7 @@ class Setting:
     problem: Problem
     request: WritingRequest
     book: WritingBook
-    device: Device
-    """The GPU that Triton's kernels run on, or the machine's cores."""
+    device: Device  # The GPU that Triton's kernels run on, or the machine's cores
     argument: str = ""
     """The text after the colon of an author's name: the folder in `policy:FOLDER`."""
 

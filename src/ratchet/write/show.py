@@ -48,8 +48,7 @@ from ratchet.write.problem_run import RunEvent
 from ratchet.write.write import WorkloadWriting
 from ratchet.write.writing_result import WritingResult, WrittenKernel
 
-ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}
-"""Every other language is Python's."""
+ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}  # Every other language is Python's
 NOT_PROVEN: Final = "kernel-not-proven"
 PAGE = "report.html"
 
@@ -101,8 +100,7 @@ def write_summary(result: WorkloadWriting, out: Path) -> dict[str, str]:
 
 
 RELOAD_S: Final = 3
-MOST_ROWS: Final = 60
-"""Kernels in the table, the best and every judged one first."""
+MOST_ROWS: Final = 60  # Kernels in the table, the best and every judged one first
 COMPILED: Final = ("cpp", "hip")
 STOPPED: Final[Mapping[str, str]] = {
     "budget": "the search used its share of the budget",

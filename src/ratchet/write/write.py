@@ -163,8 +163,7 @@ def _floor_s(problem: Problem, device: Device) -> float | None:
         return None
 
 
-SHORTEST_S = 15.0
-"""A problem gets at least so many seconds: one verdict and some screenings."""
+SHORTEST_S = 15.0  # A problem gets at least so many seconds: one verdict and some screenings
 LARGEST_SHARE = 1 / 3
 """Share of the budget that one of three or more problems may take before the last one."""
 SEARCHED = "searched before without a proven kernel; leave --resume out to search again"
@@ -174,8 +173,7 @@ Done = Callable[[WritingResult], None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
     problem: Problem
-    gain_s: float
-    """Seconds of a step that can still be won on it."""
+    gain_s: float  # Seconds of a step that can still be won on it
     likely_s: float | None = None
     """The part of it that is likely won, by which problems are ordered; None: all of it."""
 
@@ -189,11 +187,9 @@ class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     problem_hash: str
     gain_s: float
-    status: str
-    """A verdict's, `none` without a right kernel, or `not_reached`."""
+    status: str  # A verdict's, `none` without a right kernel, or `not_reached`
     reason: str
-    ratio: float | None = None
-    """The verdict's ratio to the reference."""
+    ratio: float | None = None  # The verdict's ratio to the reference
     low: float | None = None
     high: float | None = None
     kernel_hash: str | None = None

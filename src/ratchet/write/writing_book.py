@@ -25,20 +25,17 @@ class WritingOptions(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float
     seed: int
     authors: tuple[str, ...]
-    judge: str
-    """The judge's revision: answers of another one do not count."""
+    judge: str  # The judge's revision: answers of another one do not count
     device: str = "auto"
 
 
 class WritingRun(msgspec.Struct, frozen=True, kw_only=True):
-    run: str
-    """Its identity: 32 hex digits."""
+    run: str  # Its identity: 32 hex digits
     problem_hash: str
     name: str
     started_at: str
     options: WritingOptions
-    ended: Ended = ""
-    """Empty for a run that goes on, or was killed."""
+    ended: Ended = ""  # Empty for a run that goes on, or was killed
 
 
 class WritingBook:

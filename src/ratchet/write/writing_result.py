@@ -27,30 +27,23 @@ Stopped = Literal["budget", "floor", "no more proposals", "candidates", "recalle
 
 
 class AgentChoice(msgspec.Struct, frozen=True, kw_only=True):
-    model: str = ""
-    """Empty for no agent."""
+    model: str = ""  # Empty for no agent
     base_url: str = ""
-    strategy: str = "beam"
-    """`beam` or `evolve`."""
-    samples: int = 2
-    """Answers that are asked for in a turn."""
-    tokens: int | None = None
-    """Limit of prompts and answers together."""
-    replay: str = ""
-    """A run whose recorded answers stand in for the model's."""
+    strategy: str = "beam"  # `beam` or `evolve`
+    samples: int = 2  # Answers that are asked for in a turn
+    tokens: int | None = None  # Limit of prompts and answers together
+    replay: str = ""  # A run whose recorded answers stand in for the model's
 
 
 class WritingRequest(msgspec.Struct, frozen=True, kw_only=True):
     budget_s: float = 60.0
     seed: int = 0
     authors: tuple[str, ...] = ("library", "search", "compiler")
-    language: Language | None = None
-    """Only kernels in this language; None for any."""
+    language: Language | None = None  # Only kernels in this language; None for any
     device: str = "auto"
     target: str | None = None
     """An AMD GPU that is not here: kernels are in Triton, and their machine code is emulated."""
-    search: str = "evolution"
-    """The search's strategy: evolution, optuna or random."""
+    search: str = "evolution"  # The search's strategy: evolution, optuna or random
     agent: AgentChoice = AgentChoice()
     resume: bool = False
     reuse: Reuse = "same budget"
@@ -79,8 +72,7 @@ class WrittenKernel(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     status: str
     reason: str
-    verdict: Verdict
-    """As the judge gave it, without its raw samples and static profile."""
+    verdict: Verdict  # As the judge gave it, without its raw samples and static profile
     judged_at: str = ""
     recalled: bool = False
     """The verdict is one that the ledger held before this run, and was not given again."""
@@ -90,8 +82,7 @@ class AuthorRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     proposals: int
     right: int
-    note: str = ""
-    """Why it proposed nothing, if so."""
+    note: str = ""  # Why it proposed nothing, if so
 
 
 class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,21 +95,17 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "none"
     """The best kernel's: `proven`, `correct`, ...; `none` if no kernel is right."""
     best: WrittenKernel | None = None
-    stopped: Stopped | None = None
-    """Why the search ended; None while it goes on."""
+    stopped: Stopped | None = None  # Why the search ended; None while it goes on
     budget_s: float
     spent_s: float = 0.0
     screened: int = 0
-    judged: int = 0
-    """Verdicts that were given in this run."""
+    judged: int = 0  # Verdicts that were given in this run
     planned_verdicts: int
     """Verdicts with a time that may count: the level of each pays for all of them."""
-    floor_s: float | None = None
-    """Least time of the timed cases by the roofline; None if unknown."""
+    floor_s: float | None = None  # Least time of the timed cases by the roofline; None if unknown
     authors: tuple[AuthorRow, ...] = ()
     rows: tuple[Answer, ...] = ()
-    sources: dict[str, str] = {}
-    """Source of the kernels that the page shows, by hash."""
+    sources: dict[str, str] = {}  # Source of the kernels that the page shows, by hash
     device: dict[str, object] = {}
     versions: dict[str, str] = {}
     command: str

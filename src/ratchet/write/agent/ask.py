@@ -83,11 +83,9 @@ class ChatRequest(Prompt):
 class Reply:
     status: Status
     text: str = ""
-    reason: str = ""
-    """The fault, in a line."""
+    reason: str = ""  # The fault, in a line
     usage: Usage = field(default_factory=Usage)
-    retry_after_s: float | None = None
-    """The endpoint's own wish."""
+    retry_after_s: float | None = None  # The endpoint's own wish
 
 
 class Client(Protocol):
@@ -101,8 +99,7 @@ class Client(Protocol):
         ...
 
 
-LEAST_COMPLETION_TOKENS: Final = 256
-"""No kernel is shorter; with less left, nothing more is asked."""
+LEAST_COMPLETION_TOKENS: Final = 256  # No kernel is shorter; with less left, nothing more is asked
 CHARACTERS_PER_TOKEN: Final = 3.0
 """A figure for source code; low on purpose, so that estimates err upwards."""
 
@@ -111,11 +108,9 @@ CHARACTERS_PER_TOKEN: Final = 3.0
 class AgentBudget:
     """Limits of one run; None is no limit."""
 
-    tokens: int | None = None
-    """Limit of prompts and completions together."""
+    tokens: int | None = None  # Limit of prompts and completions together
     usd: float | None = None
-    seconds: float | None = None
-    """From the author's first question."""
+    seconds: float | None = None  # From the author's first question
     usd_per_million_prompt: float = 0.0
     usd_per_million_completion: float = 0.0
 
@@ -220,21 +215,17 @@ class Purse:
 
 FIRST_WAIT_S: Final = 1.0
 MOST_WAIT_S: Final = 60.0
-LONGEST_WISH_S: Final = 600.0
-"""An endpoint that wishes for more rest than this is not asked again."""
-LEAST_ASK_S: Final = 2.0
-"""With less time than this after a rest, a question is not asked again."""
+LONGEST_WISH_S: Final = 600.0  # An endpoint that wishes for more rest than this is not asked again
+LEAST_ASK_S: Final = 2.0  # With less time than this after a rest, a question is not asked again
 GRACE_S: Final = 5.0
 """Time that an answer may take beyond its limit until it is given up, if there is that much."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskTerms:
-    most_tokens: int = 16_384
-    """Limit of one answer, thoughts included."""
+    most_tokens: int = 16_384  # Limit of one answer, thoughts included
     temperature: float = 0.8
-    time_limit_s: float = 600.0
-    """For one answer."""
+    time_limit_s: float = 600.0  # For one answer
     first_wait_s: float = FIRST_WAIT_S
     """Before the second attempt, doubled for each later one, unless the endpoint says how long."""
 
@@ -260,8 +251,7 @@ class Asker:
         self._client = client
         self._purse = purse
         self._terms = terms
-        self._waits = waits
-        """False for a replay: nobody needs a rest."""
+        self._waits = waits  # False for a replay: nobody needs a rest
 
     def ask(self, prompts: Sequence[Prompt], tell: Tell, suffices: Suffices) -> list[Reply]:
         """Return the last reply to each prompt, in order; `tell` hears every attempt, one by one.

@@ -74,8 +74,7 @@ class AgentAuthor:
         self._sessions: dict[str, Session | None] = {}
         self._reached = False
         self._over = self._fault = ""
-        self.ended = ""
-        """Why it has nothing left to say on the last problem; empty while it has."""
+        self.ended = ""  # Why it has nothing left to say on the last problem; empty while it has
         if self._replay is None:
             for exchange in context.book.of_run(context.run):  # before this process
                 self._reached = self._reached or exchange.status in HEARD

@@ -37,8 +37,7 @@ LOG = logging.getLogger(__name__)
 WORKER: Final = "ratchet.write.agent.brief"
 CARD_LIMIT_S: Final = 120.0
 MOST_CASES: Final = 8
-MOST_REFERENCE: Final = 24_000
-"""Characters of a reference that are shown."""
+MOST_REFERENCE: Final = 24_000  # Characters of a reference that are shown
 TASKS: Final = {
     "own": "the work must run in the kernel's own code: no library may do it",
     "any": "a library may do the work",
@@ -50,13 +49,10 @@ class ProblemBrief:
     """One problem as a prompt shows it, in one language."""
 
     name: str
-    entry: str
-    """The function, class or C function that the answer must define."""
+    entry: str  # The function, class or C function that the answer must define
     summary: str
-    signature: tuple[str, ...]
-    """The tensors in the order of the call, one line each."""
-    arguments: str
-    """The arguments of a Python entry: `x, w, scalars`."""
+    signature: tuple[str, ...]  # The tensors in the order of the call, one line each
+    arguments: str  # The arguments of a Python entry: `x, w, scalars`
     scalars: str
     cases: tuple[str, ...]
     task: str
@@ -64,8 +60,7 @@ class ProblemBrief:
     notes: tuple[str, ...]
     is_model: bool
     reference: str
-    start: str
-    """A file to start from: a skeleton with the whole interface; empty if there is none."""
+    start: str  # A file to start from: a skeleton with the whole interface; empty if there is none
 
 
 def brief_of(problem: Problem, language: Language) -> ProblemBrief:
@@ -307,15 +302,11 @@ class Context:
     language: Language
     strategy: StrategyName
     device: Device
-    target: str | None
-    """A GPU that is not here; None to write for `device`."""
-    book: ExchangeBook
-    """The ledger's, for what was asked before, and what is asked now."""
-    replays: bool
-    """The answers come from the ledger, so they are not recorded again."""
+    target: str | None  # A GPU that is not here; None to write for `device`
+    book: ExchangeBook  # The ledger's, for what was asked before, and what is asked now
+    replays: bool  # The answers come from the ledger, so they are not recorded again
     profiles: Profiles
-    knowledge: Path | None
-    """The index of documents; None for no passages at all."""
+    knowledge: Path | None  # The index of documents; None for no passages at all
     hide: Callable[[str], str]
     """Takes the key out of a text before it is stored: evidence may quote anything."""
 

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 HIDDEN: Final = "[key]"
-NO_KEY: Final = "none"
-"""The key for a server that asks for none: the protocol needs some word."""
+NO_KEY: Final = "none"  # The key for a server that asks for none: the protocol needs some word
 DEFAULT_URL: Final = "https://api.openai.com/v1"
 URL_ENVIRONMENT: Final = "OPENAI_BASE_URL"
 LEAST_SECRET: Final = 6
@@ -139,18 +138,15 @@ class Response(Protocol):
 
 @dataclass(slots=True)
 class Answering:
-    deadline_s: float
-    """On the monotonic clock."""
+    deadline_s: float  # On the monotonic clock
     most_tokens: int
     parts: list[str] = field(default_factory=list)
     size: int = 0
     refusal: str = ""
     finish: str | None = None
     usage: Usage = field(default_factory=Usage)
-    begun: bool = False
-    """The endpoint began to answer."""
-    late: bool = False
-    """It did not end in time."""
+    begun: bool = False  # The endpoint began to answer
+    late: bool = False  # It did not end in time
     overlong: bool = False
 
     def read(self, response: Response) -> None:

@@ -53,12 +53,9 @@ class TurnFacts:
     brief: ProblemBrief
     device: tuple[str, ...]
     passages: tuple[Passage, ...]
-    best: tuple[str, ...]
-    """One line for each of the best kernels so far."""
-    failed: tuple[str, ...]
-    """One line for each of the latest failures."""
-    unusable: tuple[str, ...]
-    """Why answers of the last turn held no kernel."""
+    best: tuple[str, ...]  # One line for each of the best kernels so far
+    failed: tuple[str, ...]  # One line for each of the latest failures
+    unusable: tuple[str, ...]  # Why answers of the last turn held no kernel
 
 
 @functools.cache
@@ -169,8 +166,7 @@ class Unusable:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usable:
     kernel: Kernel
-    note: str
-    """The change in the model's own words, in a line; empty if it gives none."""
+    note: str  # The change in the model's own words, in a line; empty if it gives none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,8 +48,7 @@ class Session:
             [] if context.replays else context.book.of_run(context.run, problem.hash)
         )
         """Exchanges of this run from before this process."""
-        self.ended = ""
-        """Why there is nothing left to ask; empty while there is."""
+        self.ended = ""  # Why there is nothing left to ask; empty while there is
         self.turn = 1 + max((one.turn for one in self.earlier), default=-1)
 
     def left_over(self, progress: Progress) -> list[Proposal]:

@@ -16,10 +16,8 @@ from ratchet.write.author import RIGHT, Answer, Progress
 class Population:
     """The kernels of one problem's run, in one language, each with the best that is known of it."""
 
-    best: tuple[Answer, ...]
-    """Right ones, the fastest first; those that were not timed last."""
-    failed: tuple[Answer, ...]
-    """The others, the newest first."""
+    best: tuple[Answer, ...]  # Right ones, the fastest first; those that were not timed last
+    failed: tuple[Answer, ...]  # The others, the newest first
 
     @staticmethod
     def of(progress: Progress, language: Language) -> Population:
@@ -46,10 +44,8 @@ class Population:
 StrategyName = Literal["beam", "evolve"]
 Kind = Literal["draft", "improve", "fix", "cross", "mutate"]
 BEAM_WIDTH: Final = 3
-POOL: Final = 12
-"""Kernels that evolution draws its parents from."""
-MOST_FIXES: Final = 2
-"""Attempts to repair one kernel, and its repairs."""
+POOL: Final = 12  # Kernels that evolution draws its parents from
+MOST_FIXES: Final = 2  # Attempts to repair one kernel, and its repairs
 CROSS_SHARE: Final = 0.3
 DRAFT_SHARE: Final = 0.1
 
@@ -95,8 +91,7 @@ DIRECTIONS: Final[Mapping[Language, tuple[str, ...]]] = {
 class Assignment:
     kind: Kind
     parents: tuple[Answer, ...] = ()
-    direction: str = ""
-    """A hint on what to change; empty for a free hand."""
+    direction: str = ""  # A hint on what to change; empty for a free hand
 
 
 @dataclass(slots=True)
@@ -104,13 +99,11 @@ class Planner:
     """Plans the turns on one problem."""
 
     language: Language
-    own: set[str]
-    """Hashes of this author's kernels: only these are repaired."""
+    own: set[str]  # Hashes of this author's kernels: only these are repaired
     strategy: StrategyName = "beam"
     repairs: dict[str, int] = field(default_factory=dict)
     """Attempts so far to repair a kernel or one of its repairs."""
-    _roots: dict[str, str] = field(default_factory=dict)
-    """The kernel that a repair began with."""
+    _roots: dict[str, str] = field(default_factory=dict)  # The kernel that a repair began with
 
     def plan(self, population: Population, samples: int, source: random.Random) -> list[Assignment]:
         """Return repairs, and then what the strategy makes of the best kernels.

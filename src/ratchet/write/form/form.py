@@ -83,8 +83,7 @@ class Position(Node):
 class Map(Node):
     """An operation element by element; every argument has the node's shape."""
 
-    op: str
-    """A name of `MAPS` in `op_table.py`."""
+    op: str  # A name of `MAPS` in `op_table.py`
     args: tuple[Node, ...]
 
 
@@ -109,8 +108,7 @@ class Choice(Node):
 class Fold(Node):
     """A reduction over some axes, which the result does not have."""
 
-    op: str
-    """A name of `FOLDS` in `op_table.py`."""
+    op: str  # A name of `FOLDS` in `op_table.py`
     arg: Node
     axes: tuple[int, ...]
 
@@ -119,8 +117,7 @@ class Fold(Node):
 class Scan(Node):
     """A running sum, product or log of a sum of exponentials along an axis."""
 
-    op: str
-    """A name of `FOLDS` in `op_table.py`."""
+    op: str  # A name of `FOLDS` in `op_table.py`
     arg: Node
     axis: int
 
@@ -129,8 +126,7 @@ class Scan(Node):
 class Scatter(Node):
     """`base` with elements of `source` added (or set) at `places`, by the source's index."""
 
-    op: str
-    """add or set."""
+    op: str  # add or set
     base: Node
     source: Node
     places: tuple[Extent | Node, ...]
@@ -168,8 +164,7 @@ class LoopForm:
     outputs: tuple[Node, ...]
     slots: tuple[int, ...]
     """For every output the tensor of the C interface that it goes to: an input, if in place."""
-    scalars: tuple[float, ...]
-    """The scalars that the form was made for."""
+    scalars: tuple[float, ...]  # The scalars that the form was made for
 
     def nodes(self) -> list[Node]:
         return ordered(self.outputs)

@@ -29,21 +29,17 @@ class MapOp:
     _: KW_ONLY
     aten: tuple[str, ...] | None = None
     """ATen's names that the record alone lowers; None is the op's own. `ops_*.py` lower others."""
-    logical: tuple[str, ...] = ()
-    """ATen's names that compute it of truth values."""
+    logical: tuple[str, ...] = ()  # ATen's names that compute it of truth values
     sizes: tuple[str, ...] = ()
     """Names of functions of Python numbers: a graph's arithmetic on sizes."""
     is_test: bool = False
     """The result is a truth value; arguments take the dtype that holds all of them, not its own."""
     of_whole: OfWhole = "computed"
-    costly: bool = False
-    """Slow: a value read twice may better be kept than computed again."""
-    fades: bool = False
-    """Minus infinity gives 0: what a mask left out stays out."""
+    costly: bool = False  # Slow: a value read twice may better be kept than computed again
+    fades: bool = False  # Minus infinity gives 0: what a mask left out stays out
     domain: tuple[float, float] = (-math.inf, math.inf)
     """An open interval of first arguments for which it has a finite value."""
-    sign: str = ""
-    """An operator that both languages write between two arguments."""
+    sign: str = ""  # An operator that both languages write between two arguments
     cpp: str = ""
     triton: str = ""
     triton_whole: str = ""
@@ -80,24 +76,17 @@ class FoldOp:
 
     name: str
     _: KW_ONLY
-    aten: tuple[str, ...] = ()
-    """ATen's reductions over dimensions."""
-    scans: tuple[str, ...] = ()
-    """ATen's running reductions."""
+    aten: tuple[str, ...] = ()  # ATen's reductions over dimensions
+    scans: tuple[str, ...] = ()  # ATen's running reductions
     neutral: float
     """The number that changes nothing; infinities are the least and the greatest of the dtype."""
     sign: str = ""
     """The operator that takes two values together; without one, the op of the same name does."""
-    of_truths: bool = False
-    """The argument is taken as truth values, and the result is one."""
-    wide: bool = False
-    """Long float32 totals are kept in float64."""
-    along: str = ""
-    """Triton for a tile `{0}` reduced along the axis `{1}`, which keeps size 1."""
-    along_whole: str = ""
-    """Another text for whole numbers and truth values."""
-    scan: str = ""
-    """Triton for a tile's running reduction along its rows."""
+    of_truths: bool = False  # The argument is taken as truth values, and the result is one
+    wide: bool = False  # Long float32 totals are kept in float64
+    along: str = ""  # Triton for a tile `{0}` reduced along the axis `{1}`, which keeps size 1
+    along_whole: str = ""  # Another text for whole numbers and truth values
+    scan: str = ""  # Triton for a tile's running reduction along its rows
 
 
 _ABOVE_0: Final = (0.0, math.inf)
@@ -256,8 +245,7 @@ FOLD_OPS: Final = (
 )
 MAPS: Final = {one.name: one for one in MAP_OPS}
 FOLDS: Final = {one.name: one for one in FOLD_OPS}
-SCATTERS: Final = ("add", "set")
-"""Ways in which a scatter takes an element in."""
+SCATTERS: Final = ("add", "set")  # Ways in which a scatter takes an element in
 _CALLED: Final = re.compile(r"\br_(\w+)")
 
 

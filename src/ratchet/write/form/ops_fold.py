@@ -25,8 +25,7 @@ from ratchet.write.form.op_table import FOLD_OPS, FoldOp
 from ratchet.write.form.ops_map import truth
 from ratchet.write.form.tracing import LoweredCall, Value, as_node, known, lowers
 
-MOST_CHOSEN = 8
-"""Largest k for which top-k is k searches for the largest value."""
+MOST_CHOSEN = 8  # Largest k for which top-k is k searches for the largest value
 
 
 def _dims(x: Node, dims: Value) -> list[int]:

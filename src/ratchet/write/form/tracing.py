@@ -235,8 +235,7 @@ def _arguments(expression: sympy.Basic) -> Sequence[sympy.Basic]:
     return found
 
 
-Value = Any
-"""A resolved argument: a Node, an Extent, a number, None, or a list of these."""
+Value = Any  # A resolved argument: a Node, an Extent, a number, None, or a list of these
 Lowerer = Callable[..., Value]
 OPS: Final[dict[str, Lowerer]] = {}
 """Lowerings by ATen's name, with or without the overload: f(call, *args, **kwargs)."""

@@ -306,8 +306,7 @@ def _below(
 # a cut, so the loop runs in pieces: one where every such condition holds, and what is left around
 # it.
 
-LEAST: Final = 16
-"""Steps below which a loop stays whole: the compiler unrolls it."""
+LEAST: Final = 16  # Steps below which a loop stays whole: the compiler unrolls it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,8 +316,7 @@ class LoopPiece:
     first: str
     end: str
     opening: tuple[str, ...] = ()
-    failed: tuple[Extent, ...] = ()
-    """Conditions that hold nowhere in it."""
+    failed: tuple[Extent, ...] = ()  # Conditions that hold nowhere in it
 
 
 @dataclass(kw_only=True)
@@ -326,8 +324,7 @@ class LoopSplits:
     """Conditions that turn along one loop, with the names of their truth in its body."""
 
     variable: str
-    depth: int
-    """The loop's scope; conditions are cut only on names from outside of it."""
+    depth: int  # The loop's scope; conditions are cut only on names from outside of it
     tag: str
     steps: int = LEAST
     found: dict[Extent, str] = field(default_factory=dict)

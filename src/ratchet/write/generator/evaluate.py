@@ -88,8 +88,7 @@ class NestedScopes(abc.ABC):
     def __init__(self, buffers: Mapping[Node, Buffer]) -> None:
         self.buffers = buffers
         self.scopes: list[LoopScope] = [LoopScope()]
-        self.used: set[str] = set()
-        """Functions of the prelude that the code calls."""
+        self.used: set[str] = set()  # Functions of the prelude that the code calls
         self.local: set[Node] = set()
         """Nodes with memory that the stage computes itself, element by element."""
         self.guards: tuple[str, ...] = ()
@@ -184,18 +183,13 @@ class Evaluator(NestedScopes):
         self.reciprocal = reciprocal
         self.addresses: list[Extent] = []
         """Addresses of all loads and stores, to find axes that can be merged."""
-        self.indices: list[Extent] = []
-        """Other uses of loop variables."""
-        self.floor = 0
-        """The outermost scope for a choice."""
-        self.known: tuple[Extent, ...] = ()
-        """Extents that are at least 0 wherever the loop runs."""
-        self.splits: LoopSplits | None = None
-        """Splits of the loop that is being written."""
+        self.indices: list[Extent] = []  # Other uses of loop variables
+        self.floor = 0  # The outermost scope for a choice
+        self.known: tuple[Extent, ...] = ()  # Extents that are at least 0 wherever the loop runs
+        self.splits: LoopSplits | None = None  # Splits of the loop that is being written
         self.evaluated: Callable[[Node, Index, str], None] | None = None
         self.remembered: Callable[[Node, Index], str | None] | None = None
-        self._unbounded: set[str] = set()
-        """Indices that tensors hold: nothing bounds them."""
+        self._unbounded: set[str] = set()  # Indices that tensors hold: nothing bounds them
 
     def define(self, dtype_class: str, text: str, needs: frozenset[str] | set[str]) -> str:
         """Define a temporary as early as what it needs is known; return its name."""
@@ -388,8 +382,7 @@ def folding(node: Node) -> Folding:
 
 class Scratch:
     def __init__(self) -> None:
-        self.parts: list[tuple[str, str, str]] = []
-        """(name, C type, number of elements)."""
+        self.parts: list[tuple[str, str, str]] = []  # (name, C type, number of elements)
 
     def ask(self, name: str, kind: str, count: str) -> None:
         self.parts.append((name, kind, count))

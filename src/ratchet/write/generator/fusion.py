@@ -109,8 +109,7 @@ class FusionPlan:
 
     stages: tuple[Stage, ...]
     outputs: tuple[Node, ...]
-    kept: frozenset[Node]
-    """Nodes that get memory, outputs among them."""
+    kept: frozenset[Node]  # Nodes that get memory, outputs among them
     apart: bool = False
     """Products read factors whose places are sums of one of the row and one of the column."""
 

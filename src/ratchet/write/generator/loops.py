@@ -33,8 +33,7 @@ from ratchet.write.generator.fusion import FusionPlan, Index, LoopNest, Role, pa
 from ratchet.write.generator.nest_axes import NestAxes
 from ratchet.write.generator.schedule import Choices
 
-FLUSH: Final = 512
-"""Rows that a column's float32 accumulator takes before it is added to the total."""
+FLUSH: Final = 512  # Rows that a column's float32 accumulator takes before it is added to the total
 
 
 MASKED: Final = {"zero": "0.0f", "-inf": "-__builtin_inff()"}

@@ -51,8 +51,7 @@ class NestAxes:
             self.variables.append((lane, True))
         self.partner: Extent | None = None
         """The axis that shares squares with the last one, where an address steps along it."""
-        self.is_group = False
-        """The partner is the next axis: short rows are taken together."""
+        self.is_group = False  # The partner is the next axis: short rows are taken together
 
     def merge(self, addresses: Sequence[Extent], others: Sequence[Extent]) -> None:
         """Split loop variables at their divisors, then merge those that step alike."""

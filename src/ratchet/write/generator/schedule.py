@@ -39,18 +39,15 @@ class _Read:
 
 @dataclass(frozen=True, kw_only=True)
 class Choices(_Read):
-    fuse: bool = _choice("all", "none", read=_is("all"))
-    """Nodes that fit share loop nests."""
+    fuse: bool = _choice("all", "none", read=_is("all"))  # Nodes that fit share loop nests
     grain: int = _choice("2048", "8192", "32768", "131072")
     """Elements below which a nest runs on one thread."""
     block: int = _choice("512", "2048", "8192")
     """Elements of a row that one thread takes at a time, without reductions over rows."""
-    width: int = _choice("512", "256")
-    """Bits of a vector register."""
+    width: int = _choice("512", "256")  # Bits of a vector register
     keep: str = _choice("costly", "none", "all", read=str)
     """Values that a later pass over a row reads from a buffer instead of computing them again."""
-    stream: bool = _choice("no", "yes", read=_is("yes"))
-    """Outputs bypass the caches."""
+    stream: bool = _choice("no", "yes", read=_is("yes"))  # Outputs bypass the caches
     unroll: bool = _choice("no", "yes", read=_is("yes"))
     reciprocal: bool = _choice("reciprocal", "exact", read=_is("reciprocal"), name="division")
     """A number that divides a whole row is inverted once."""
@@ -62,8 +59,7 @@ class Choices(_Read):
     """Products read factors where they lie, a convolution's windows too; or `kept`: from copies."""
     epilogue: bool = _choice("fused", "kept", read=_is("fused"))
     """Operations that follow a product element by element are computed for each block of it."""
-    depth: int = _choice("320", "192", "512")
-    """Words along the inner size in a block of a product."""
+    depth: int = _choice("320", "192", "512")  # Words along the inner size in a block of a product
     rows: int = _choice("96", "192", "288")
     columns: int = _choice("512", "256", "1024")
     direct: int = _choice("64", "0", "1024")
@@ -80,10 +76,8 @@ class Choices(_Read):
 
 @dataclass(frozen=True, kw_only=True)
 class TileChoices(_Read):
-    fuse: bool = _choice("all", "none", read=_is("all"))
-    """Nodes that fit share kernels."""
-    block: int = _choice("1024", "512", "2048", "4096", "8192")
-    """Elements of a program's tile."""
+    fuse: bool = _choice("all", "none", read=_is("all"))  # Nodes that fit share kernels
+    block: int = _choice("1024", "512", "2048", "4096", "8192")  # Elements of a program's tile
     row: int = _choice("8192", "2048", "32768")
     """Longest row that one tile holds whole; longer ones are read block by block."""
     programs: int = _choice("1024", "256", "4096")

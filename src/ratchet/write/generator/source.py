@@ -81,8 +81,7 @@ def _parts(path: Path, mark: str) -> dict[str, tuple[tuple[str, ...], str]]:
     return found
 
 
-COPIED_ALONE: Final = 1 << 15
-"""Elements below which one thread copies an output to its place."""
+COPIED_ALONE: Final = 1 << 15  # Elements below which one thread copies an output to its place
 _HERE: Final = Path(__file__).parent
 
 

@@ -36,10 +36,8 @@ from ratchet.write.generator.evaluate import Buffer, Evaluator, LoopScope, Scrat
 from ratchet.write.generator.fusion import FusionPlan, Index, LoopNest, stripped
 from ratchet.write.generator.schedule import Choices
 
-LEAST_WORK: Final = 1 << 18
-"""Multiplications below which a product runs on one thread."""
-LONG_TABLE: Final = 1 << 14
-"""Places below which one thread fills a table."""
+LEAST_WORK: Final = 1 << 18  # Multiplications below which a product runs on one thread
+LONG_TABLE: Final = 1 << 14  # Places below which one thread fills a table
 NO_BANDS: Final = ("-BAND_NONE", "BAND_NONE") * 2
 
 
@@ -57,8 +55,7 @@ class StageWriter:
         self.buffers, self.sums = buffers, sums
         self.choices, self.evaluator = choices, evaluator
         self.plan, self.scratch = plan, scratch
-        self.tables: list[str] = []
-        """Code that fills tables of places, before all stages."""
+        self.tables: list[str] = []  # Code that fills tables of places, before all stages
         self.tag = f"i{number}"
 
     def write(

@@ -33,8 +33,7 @@ from ratchet.write.knowledge.read import (
 FORMAT: Final = 1
 APPLICATION: Final = 0x72_6B_6E_77
 """SQLite's application id: distinguishes an index from another program's database."""
-SHIPPED: Final = "ratchet/"
-"""Paths of the notes that ship begin with it."""
+SHIPPED: Final = "ratchet/"  # Paths of the notes that ship begin with it
 BUSY_TIMEOUT_S: Final = 10.0
 MOST_WORDS: Final = 64
 _TABLES: Final = (
@@ -46,8 +45,7 @@ _TABLES: Final = (
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {FORMAT}",
 )
-_WEIGHTS: Final = "3.0, 4.0, 1.0, 0.0"
-"""Weights of a word in a title, in a place, in the text."""
+_WEIGHTS: Final = "3.0, 4.0, 1.0, 0.0"  # Weights of a word in a title, in a place, in the text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,8 +55,7 @@ class IndexedDocument:
     kind: str
     size_bytes: int
     passages: int
-    added_at: str
-    """UTC, ISO 8601."""
+    added_at: str  # UTC, ISO 8601
 
     @property
     def shipped(self) -> bool:
@@ -69,8 +66,7 @@ class IndexedDocument:
 class Added:
     path: str
     passages: int
-    change: str
-    """`added`, `replaced` or `unchanged`."""
+    change: str  # `added`, `replaced` or `unchanged`
 
 
 def index_path(ledger: URL | str | None = None) -> Path:
@@ -353,8 +349,7 @@ def _why(error: sqlite3.Error) -> str:
 
 
 MOST_CHARACTERS: Final = 6_000
-MOST_OF_ONE: Final = 2
-"""Passages of one document."""
+MOST_OF_ONE: Final = 2  # Passages of one document
 _PLAIN: Final = frozenset(
     (
         *("a", "an", "and", "are", "as", "at", "be", "by", "def", "for", "from", "has", "if"),

@@ -22,8 +22,7 @@ from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
 from ratchet.base.process import watchdog
 
-MOST_CHARACTERS: Final = 1_600
-"""About 400 tokens: three or four fit into a prompt beside a kernel."""
+MOST_CHARACTERS: Final = 1_600  # About 400 tokens: three or four fit into a prompt beside a kernel
 LEAST_CHARACTERS: Final = 16
 
 
@@ -33,11 +32,9 @@ class Passage:
 
     title: str
     path: str
-    place: str
-    """Heading, page or function; empty for plain text."""
+    place: str  # Heading, page or function; empty for plain text
     text: str
-    score: float = 0.0
-    """Its fit to a query: larger is better; 0 without one."""
+    score: float = 0.0  # Its fit to a query: larger is better; 0 without one
 
     @property
     def source(self) -> str:
@@ -87,8 +84,7 @@ def _shortened(line: str, most: int) -> Iterator[str]:
 class Section:
     """Text below one heading, of one page or of one function."""
 
-    place: str
-    """`Occupancy > Registers`, `page 12`, `line 40, softmax`; empty for plain text."""
+    place: str  # `Occupancy > Registers`, `page 12`, `line 40, softmax`; empty for plain text
     text: str
 
 
@@ -164,8 +160,7 @@ class Document:
     title: str
     kind: Kind
     size_bytes: int
-    digest: str
-    """Hex SHA-256 of the file."""
+    digest: str  # Hex SHA-256 of the file
     sections: tuple[Section, ...]
 
 

@@ -24,18 +24,15 @@ from ratchet.write.learn.languages import AUTHOR
 from ratchet.write.learn.tasks import LearnTask
 from ratchet.write.writing_book import WritingBook, WritingOptions
 
-START_S, EACH_S = 20.0, 8.0
-"""Time limit of a screening: to open the problem, and for each kernel."""
+START_S, EACH_S = 20.0, 8.0  # Time limit of a screening: to open the problem, and for each kernel
 FULL_S: Final = 60.0
-RIVAL: Final = "learn_rival"
-"""Kind of the evidence that holds torch.compile's speed on a problem."""
+RIVAL: Final = "learn_rival"  # Kind of the evidence that holds torch.compile's speed on a problem
 
 
 class Bench(Protocol):
     """Judges candidates for a policy in training."""
 
-    judged: int
-    """Kernels that were judged. Those that the ledger or this run knew do not count."""
+    judged: int  # Kernels that were judged. Those that the ledger or this run knew do not count.
 
     def outcomes(self, task: LearnTask, candidates: Sequence[Proposal]) -> list[Screening]:
         """Return an outcome for each candidate, in their order; equal kernels are judged once."""
@@ -183,8 +180,7 @@ MILESTONES: Final = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
 SCATTER: Final = 0.07
 """Standard deviation of a ratio's logarithm over repeated screenings of one kernel, as measured on
 two cores (docs/log/2026-11-25.md)."""
-RIGHT_ALONE: Final = 0.1
-"""Reward of a kernel that is right and not faster."""
+RIGHT_ALONE: Final = 0.1  # Reward of a kernel that is right and not faster
 
 
 def reward_of(outcome: Screening, config: LearnConfig) -> float | None:

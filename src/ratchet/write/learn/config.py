@@ -25,8 +25,7 @@ SIZES: Final[dict[str, tuple[int, int]]] = {
     "20m": (512, 6),
 }
 """Width and layers of the small Llama, by its approximate number of parameters."""
-WIDE: Final = (0.25, 16.0)
-"""Speed-ups between which rewards in training tell answers apart."""
+WIDE: Final = (0.25, 16.0)  # Speed-ups between which rewards in training tell answers apart
 ENGINE: Final = ("rollouts", "rollout_memory")
 """Settings that a resumed run may change: they decide who draws answers, not which."""
 OF_SMALL_LLAMA: Final = ("size", "vocabulary")
@@ -70,8 +69,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         _about("Learning rate; in the loop, SFT takes half of it and GRPO a twentieth.", gt=0),
     ] = 1e-3
     """After a warm-up of 20 updates."""
-    clip: float = 1.0
-    """Largest norm of the gradient."""
+    clip: float = 1.0  # Largest norm of the gradient
     blur: Annotated[float, Meta(ge=0, lt=1)] = 0.3
     """Share of a short prompt's sizes that training leaves out, and of those that it moves by
     one."""
@@ -84,22 +82,18 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     problems: Annotated[int, _about("Problems in a step of GRPO.", ge=1)] = 2
     group: Annotated[int, _about("Answers to each problem of a step.", ge=2)] = 8
     temperature: float = 1.0
-    resamples: int = 2
-    """Times that a group is drawn again if its rewards are all equal."""
-    updates: Annotated[int, COUNT] = 2
-    """Updates on the answers of one step."""
+    resamples: int = 2  # Times that a group is drawn again if its rewards are all equal
+    updates: Annotated[int, COUNT] = 2  # Updates on the answers of one step
     ratio_clip: float = 0.2
     kl: Annotated[
         float,
         _about("Weight of GRPO's divergence from its start; 0 spares a copy of the model.", ge=0),
     ] = 0.1
     reward: Annotated[Literal["log", "milestones", "raw"], _about("How speed is rewarded.")] = "log"
-    cap: Annotated[float, Meta(gt=1)] = 4.0
-    """Speed-up above which the reward grows no more."""
+    cap: Annotated[float, Meta(gt=1)] = 4.0  # Speed-up above which the reward grows no more
     floor: Annotated[float, Meta(gt=0, le=1)] = 1.0
     """Speed-up below which the logarithmic reward falls no more."""
-    cheating: float = -1.0
-    """Reward of a kernel that tried to fool the judge."""
+    cheating: float = -1.0  # Reward of a kernel that tried to fool the judge
     rival: Annotated[
         Literal["eager", "compile"],
         _about(
@@ -136,8 +130,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     replay: Annotated[
         float, _about("Share of tokens that are replayed text: 1%.", "SHARE", ge=0, lt=0.9)
     ] = 0.01
-    replay_weight: float = 1.0
-    """Weight of those tokens in the loss beside that of the others."""
+    replay_weight: float = 1.0  # Weight of those tokens in the loss beside that of the others
     max_forgetting: Annotated[
         float, _about("Nats a token that may be forgotten of held-out text.", gt=0)
     ] = 0.05
@@ -146,8 +139,7 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "raise"
     measure_every: Annotated[int, COUNT] = 20
     save_every: Annotated[int, COUNT] = 20
-    alarm: bool = True
-    """Judge the kernels behind a jump of the reward in full."""
+    alarm: bool = True  # Judge the kernels behind a jump of the reward in full
 
     def __post_init__(self) -> None:
         for one in settings().values():

@@ -28,10 +28,8 @@ from ratchet.write.learn.languages import AnswerLanguage, schedule_text
 from ratchet.write.learn.tasks import LearnTask, by_family, loop_summary
 
 COLUMN: Final = "text"
-PIECE: Final = 20_000
-"""Most characters of a document: a longer text becomes several."""
-TEXT_BYTES: Final = 2_000_000
-"""Text of a dataset, or of what ships, at most."""
+PIECE: Final = 20_000  # Most characters of a document: a longer text becomes several
+TEXT_BYTES: Final = 2_000_000  # Text of a dataset, or of what ships, at most
 SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 """Suffixes of the files that are read in a folder."""
 
@@ -117,12 +115,9 @@ def _rows(place: str, name: str) -> Iterator[dict[str, Json]]:
 
 
 EXAMPLES, TEXT, CARD = "examples.jsonl", "replay.jsonl", "card.json"
-HELD_OUT: Final = 0.1
-"""Share of the replayed documents that is held out, to measure forgetting on."""
-NEAR_BEST: Final = 0.95
-"""Sources within this share of a problem's best count as its best."""
-JUDGED_WEIGHT: Final = 4
-"""Weight of a judged answer beside a generated one."""
+HELD_OUT: Final = 0.1  # Share of the replayed documents that is held out, to measure forgetting on
+NEAR_BEST: Final = 0.95  # Sources within this share of a problem's best count as its best
+JUDGED_WEIGHT: Final = 4  # Weight of a judged answer beside a generated one
 COMPARED: Final = 4
 """With this many right kernels of a problem, each is taught by its speed against the others."""
 KNOWN_WELL: Final = 0.25
@@ -140,8 +135,7 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     answer: str
     kernel: str
-    weight: int = 1
-    """Its weight beside the other answers to its problem."""
+    weight: int = 1  # Its weight beside the other answers to its problem
     worth: float = 1.0
     """Weight of its loss. Below 0, the answer was slower than others and is made less likely."""
 
@@ -155,15 +149,13 @@ class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
     hashes: dict[str, str]
     train: dict[str, list[str]]
     unseen: dict[str, list[str]]
-    bytes: int
-    """Size of the replayed text."""
+    bytes: int  # Size of the replayed text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
     examples: tuple[TaughtAnswer, ...]
-    text: tuple[str, ...]
-    """Documents to replay."""
+    text: tuple[str, ...]  # Documents to replay
     held_out: tuple[str, ...]
     card: CorpusCard
 

@@ -24,10 +24,8 @@ from ratchet.write.learn.rollouts import Rollouts
 from ratchet.write.learn.tasks import LearnTask
 
 RESAMPLES: Final = 1000
-SURE: Final = 0.9
-"""Confidence that a policy is better than the one before it."""
-HEADROOM_ANSWERS: Final = 5
-"""Random schedules that show how much the choice of one matters."""
+SURE: Final = 0.9  # Confidence that a policy is better than the one before it
+HEADROOM_ANSWERS: Final = 5  # Random schedules that show how much the choice of one matters
 Drawer = Callable[[LearnTask, int, int], list[Proposal | None]]
 """Returns `count` answers to a problem, drawn with a seed."""
 
@@ -40,8 +38,7 @@ class ProblemScore(msgspec.Struct, frozen=True, kw_only=True):
     right: float
     fast: float
     reward: float
-    best: float | None
-    """Highest screened ratio: it overestimates, as the best of several."""
+    best: float | None  # Highest screened ratio: it overestimates, as the best of several
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,15 +47,13 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     answers: int
     valid: float
     right: float
-    fast: float
-    """Share of answers that are right and at least 1.2 times as fast as the rival."""
+    fast: float  # Share of answers that are right and at least 1.2 times as fast as the rival
     reward: float
     reward_low: float
     reward_high: float
     fast_low: float
     fast_high: float
-    judged: int
-    """Kernels that had to be judged for it."""
+    judged: int  # Kernels that had to be judged for it
     problems: tuple[ProblemScore, ...]
 
 

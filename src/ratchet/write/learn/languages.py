@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 TASK, ANSWER, END, JUDGED = "<task>", "<answer>", "<end>", "<judged>"
 AUTHOR: Final = "policy"
-MOST_SAID: Final = 200
-"""Characters of the judge's words that a short prompt takes up."""
+MOST_SAID: Final = 200  # Characters of the judge's words that a short prompt takes up
 _PAIR: Final = re.compile(r"([a-z_]+)=([a-z0-9]+);")
 
 

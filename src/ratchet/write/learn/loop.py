@@ -55,28 +55,21 @@ from ratchet.write.learn.training import STATE as CHECKPOINT
 from ratchet.write.search import SearchAuthor
 
 STATE, PROBLEMS, FRESH = "loop.json", "problems.json", "policy.new"
-READING: Final = 0.15
-"""Share of the budget that reading the problems may take."""
-ROUND: Final = "learn_round"
-"""Kind of the evidence that the ledger keeps of each round."""
+READING: Final = 0.15  # Share of the budget that reading the problems may take
+ROUND: Final = "learn_round"  # Kind of the evidence that the ledger keeps of each round
 FIRST: Final[dict[str, float]] = {"pretrain": 0.1, "sft": 0.05, "eval": 0.1}
 """Shares of the whole budget of the first policy's stages."""
 EACH: Final[dict[str, float]] = {"write": 0.5, "sft": 0.15}
 """Shares of a round's budget; GRPO takes what is left but for the evaluation."""
 RATES: Final[dict[str, float]] = {"base": 1.0, "sft": 0.5, "grpo": 0.05}
 """Learning rate of each stage, in shares of the loop's."""
-LAST: Final = 0.95
-"""Share of a round's budget by which its evaluation should end."""
+LAST: Final = 0.95  # Share of a round's budget by which its evaluation should end
 WRITTEN: Final = 2
 """Kernels that each author writes for a problem in a turn: the policy, the search, and chance."""
-HELD_OUT: Final = (12, 96)
-"""Answers to held-out problems, at least and at most."""
-TURN: Final = 1000
-"""Distance between the seeds of a round's turns of writing."""
-MOST_HELD_OUT: Final = 10
-"""Held-out problems."""
-CHOOSING: Final = 0.08
-"""Share of the budget that choosing them may take."""
+HELD_OUT: Final = (12, 96)  # Answers to held-out problems, at least and at most
+TURN: Final = 1000  # Distance between the seeds of a round's turns of writing
+MOST_HELD_OUT: Final = 10  # Held-out problems
+CHOOSING: Final = 0.08  # Share of the budget that choosing them may take
 ANSWERED_S: Final = 2.0
 """Guess of the time that judging an answer takes, to decide how many there are."""
 TOLD_EVERY_S: Final = 2.0
@@ -108,21 +101,16 @@ class Loop:
     curves: dict[str, list[Row]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _began: float = field(default_factory=time.monotonic)
-    _before_s: float = 0.0
-    """Time of the budget that killed runs took."""
+    _before_s: float = 0.0  # Time of the budget that killed runs took
     _told: float = 0.0
     _bench: ScreeningBench = field(init=False)
     _rollouts: Rollouts = field(init=False)
     _train: list[LearnTask] = field(default_factory=list)
     _unseen: list[LearnTask] = field(default_factory=list)
-    _answers: int = 4
-    """To each held-out problem."""
-    _parameters: int = 0
-    """Parameters of the model that is trained; 0 until it is there."""
-    _eval_s: float = 0.0
-    """Seconds that the last evaluation took."""
-    _round: tuple[float, int] = (0.0, 0)
-    """Time spent and kernels judged before this round."""
+    _answers: int = 4  # To each held-out problem
+    _parameters: int = 0  # Parameters of the model that is trained; 0 until it is there
+    _eval_s: float = 0.0  # Seconds that the last evaluation took
+    _round: tuple[float, int] = (0.0, 0)  # Time spent and kernels judged before this round
 
     @property
     def spent_s(self) -> float:

@@ -22,18 +22,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 CARD: Final = "policy.json"
-LONGEST: Final = 1024
-"""Positions of the small Llama."""
+LONGEST: Final = 1024  # Positions of the small Llama
 HEAD: Final = 32
-ONE_THREAD: Final = 5_000_000
-"""A model with fewer parameters gets one thread."""
-TRAINED_BYTES: Final = 16
-"""Bytes of a weight with its gradient and AdamW's two moments, in float32."""
+ONE_THREAD: Final = 5_000_000  # A model with fewer parameters gets one thread
+TRAINED_BYTES: Final = 16  # Bytes of a weight with its gradient and AdamW's two moments, in float32
 PAD: Final = "<pad>"
 PLAIN_CHAT: Final = "{% for one in messages %}{{ one['content'] }}\n{% endfor %}"
 """Template of a tokenizer that has none: a server puts a chat as a policy is taught to read it."""
-SAMPLE_CHARACTERS: Final = 2_000_000
-"""Text that the tokenizer's merges are learned from."""
+SAMPLE_CHARACTERS: Final = 2_000_000  # Text that the tokenizer's merges are learned from
 
 
 class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,11 +37,9 @@ class PolicyCard(msgspec.Struct, frozen=True, kw_only=True):
 
     answers: str
     language: str
-    stage: str
-    """`base`, `sft` or `grpo`."""
+    stage: str  # `base`, `sft` or `grpo`
     parameters: int
-    corpus: str = ""
-    """Hash of the corpus that it was trained on."""
+    corpus: str = ""  # Hash of the corpus that it was trained on
     figures: dict[str, float] = {}
 
 

@@ -161,13 +161,11 @@ def tokenized(tokenizer: PreTrainedTokenizerFast, prompt: str, answer: str) -> S
 
 ADAPTER: Final = "disable_adapter"
 """A model with LoRA has it. Without its adapter, it is the policy that GRPO began with."""
-HOTTER: Final = 1.3
-"""Factor of the temperature when a dead group is drawn again."""
+HOTTER: Final = 1.3  # Factor of the temperature when a dead group is drawn again
 REJECTED: Final = ("wrong", "cheating", "refused")
 """If a full verdict has one of these statuses, a jump of the reward is a hack. A time-out on a busy
 machine is not."""
-SUSPECTS: Final = 3
-"""Kernels that are judged in full after a jump of the reward."""
+SUSPECTS: Final = 3  # Kernels that are judged in full after a jump of the reward
 
 
 class NoReward(LearnError):
@@ -185,8 +183,7 @@ class Group:
     rewards: tuple[float, ...]
     earned: tuple[float, ...]
     """Rewards after equal kernels split a share, plus a share of the later turns' rewards."""
-    dead: bool
-    """True if all rewards were equal before equal kernels split a share."""
+    dead: bool  # True if all rewards were equal before equal kernels split a share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,8 +22,7 @@ class PolicyAuthor:
 
     def __init__(self, policy: Policy, name: str, *, seed: int = 0) -> None:
         self.name = name
-        self.ended = ""
-        """Why it has nothing left to say on the last problem."""
+        self.ended = ""  # Why it has nothing left to say on the last problem
         self._policy, self._seed = policy, seed
         self._tasks: dict[str, LearnTask] = {}
         self._drawn: dict[str, int] = {}

@@ -39,13 +39,11 @@ class Sampled:
     """An answer as a model wrote it."""
 
     prompt: tuple[int, ...]
-    answer: tuple[int, ...]
-    """Tokens, with the end if the model wrote it."""
+    answer: tuple[int, ...]  # Tokens, with the end if the model wrote it
     text: str
     allowed: tuple[tuple[int, ...], ...] = ()
     """The tokens that could stand at each place of the answer; empty if any could."""
-    temperature: float = 1.0
-    """At which it was drawn."""
+    temperature: float = 1.0  # At which it was drawn
     logs: tuple[float, ...] = ()
     """The answer's log-probabilities by the engine that drew it, at that temperature; empty if it
     was drawn with the weights that are trained."""
@@ -214,12 +212,10 @@ IN_PROCESS: Final = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # so that it can read the policy's tensors
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the judge's processes would inherit its cores
 }
-ADAPTERS: Final = "peft_config"
-"""An attribute of models with LoRA's adapters."""
+ADAPTERS: Final = "peft_config"  # An attribute of models with LoRA's adapters
 QUIET: Final = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
 """Set unless the user did: no log but errors; on a CPU 1 GiB for keys and values."""
-FAR: Final = 0.5
-"""Nats a token. An engine that has the model's weights never differs by so much."""
+FAR: Final = 0.5  # Nats a token. An engine that has the model's weights never differs by so much.
 
 
 class Rollouts:

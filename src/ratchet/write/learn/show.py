@@ -30,10 +30,8 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: Evaluation
     forgetting: float
     replay: float
-    corpus: int
-    """Examples that it learned from."""
-    judged: int
-    """Kernels that were judged for it, by authors, training and evaluation."""
+    corpus: int  # Examples that it learned from
+    judged: int  # Kernels that were judged for it, by authors, training and evaluation
     spent_s: float
 
 

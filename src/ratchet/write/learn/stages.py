@@ -58,8 +58,7 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer"
 FIGURES: Final = ("steps", "forgetting", "replay", "spent_s")
 """Figures of its training on a policy's card."""
-MEMBER: Final = 1_000_003
-"""Distance between the seeds of a soup's members."""
+MEMBER: Final = 1_000_003  # Distance between the seeds of a soup's members
 MOVED: Final = (0.75, 0.5, 0.25)
 """Shares of a change of weights to try if the whole of it forgets too much."""
 
@@ -77,18 +76,14 @@ class LearnStage:
 
     config: LearnConfig
     corpus: Corpus
-    start: Policy
-    """Is trained."""
-    base: Policy
-    """Forgetting is measured against it."""
+    start: Policy  # Is trained
+    base: Policy  # Forgetting is measured against it
     tasks: Sequence[LearnTask]
     folder: Path
     _: KW_ONLY
-    deadline: float | None = None
-    """On the clock of `time.monotonic`."""
+    deadline: float | None = None  # On the clock of `time.monotonic`
     follow: Follow | None = None
-    rollouts: Rollouts | None = None
-    """Draws answers; by default transformers does."""
+    rollouts: Rollouts | None = None  # Draws answers; by default transformers does
 
     @property
     def language(self) -> AnswerLanguage:

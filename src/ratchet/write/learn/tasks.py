@@ -48,8 +48,7 @@ class LearnTask:
 
 MOST_UNSEEN: Final = 6
 """Most problems of an unseen family: answers to them are judged for every policy."""
-Names = dict[str, list[str]]
-"""Names of problems by family."""
+Names = dict[str, list[str]]  # Names of problems by family
 
 
 def split_names(

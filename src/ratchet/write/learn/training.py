@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
-WINDOWS = 16
-"""Windows that are measured, at most."""
+WINDOWS = 16  # Windows that are measured, at most
 NUMBERS = 100_000_000
 """Log-probabilities of the base model that are kept, at most: large vocabularies get fewer
 windows."""
@@ -97,14 +96,10 @@ class ReplayDebt:
 class Retained:
     """A model's remaining knowledge of its pretraining."""
 
-    loss: float
-    """On held-out text, in nats a token."""
-    completed: float
-    """Share of its tokens that the model would have written itself."""
-    divergence: float
-    """KL from the base model's prediction to this one's, in nats a token."""
-    forgetting: float
-    """Rise of the loss above the base model's."""
+    loss: float  # On held-out text, in nats a token
+    completed: float  # Share of its tokens that the model would have written itself
+    divergence: float  # KL from the base model's prediction to this one's, in nats a token
+    forgetting: float  # Rise of the loss above the base model's
 
 
 class BaseMemory:
@@ -152,8 +147,7 @@ def _read(predicted: Tensor, windows: Tensor) -> tuple[float, float]:
 # TensorBoard and MLflow.
 
 STATE, CURVE = "checkpoint.pt", "curve.jsonl"
-Row = dict[str, float | str]
-"""One step's figures by name."""
+Row = dict[str, float | str]  # One step's figures by name
 STEP: Final = "step"
 
 
@@ -162,8 +156,7 @@ class RunState:
     step: int = 0
     replay: float = 0.0
     owed: float = 0.0
-    notes: dict[str, object] = field(default_factory=dict)
-    """The objective's state, as plain data."""
+    notes: dict[str, object] = field(default_factory=dict)  # The objective's state, as plain data
 
 
 def save_checkpoint(
@@ -296,20 +289,16 @@ class Trackers:
             self._flow.log_metrics(numbers, step=step)
 
 
-WARM_UP: Final = 20
-"""Updates in which the learning rate rises."""
-HALF: Final = 0.5
-"""Part of a step that must fit before the deadline, as the last step took."""
+WARM_UP: Final = 20  # Updates in which the learning rate rises
+HALF: Final = 0.5  # Part of a step that must fit before the deadline, as the last step took
 MOST_REPLAY: Final = 0.5
 LEAST_REPLAY: Final = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWork:
-    tokens: int
-    """Tokens that go through the model for it."""
-    loss: Callable[[], Tensor]
-    """Mean loss; called once for each update."""
+    tokens: int  # Tokens that go through the model for it
+    loss: Callable[[], Tensor]  # Mean loss; called once for each update
     updates: int = 1
     figures: dict[str, float] = field(default_factory=dict)
 
@@ -318,8 +307,7 @@ class Objective(abc.ABC):
     """The aim of a stage: its loss, and what is measured on the way."""
 
     stage: str
-    least: int
-    """Steps that a deadline does not cut: with fewer, nothing is learned."""
+    least: int  # Steps that a deadline does not cut: with fewer, nothing is learned
 
     @abc.abstractmethod
     def work(self, model: PreTrainedModel, step: int) -> StepWork | None:
@@ -339,10 +327,8 @@ class Objective(abc.ABC):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trained:
     steps: int
-    stopped: str
-    """`done`, `budget` or `forgetting`."""
-    replay: float
-    """Share of replay at the end: `max_forgetting` may have raised it."""
+    stopped: str  # `done`, `budget` or `forgetting`
+    replay: float  # Share of replay at the end: `max_forgetting` may have raised it
     forgetting: float
     spent_s: float
 

@@ -29,20 +29,17 @@ from ratchet.write.search.strategies import (
 # since choices of a schedule hang together. Times are centred problem by problem: the model ranks
 # schedules of one problem, and does not need to know how large the problem is.
 
-FEWEST: Final = 12
-"""Examples below which there is no model."""
+FEWEST: Final = 12  # Examples below which there is no model
 NEIGHBOURS: Final = 8
 RIDGE: Final = 1.0
-MOST_EXAMPLES: Final = 4000
-"""Examples that are used, the newest."""
+MOST_EXAMPLES: Final = 4000  # Examples that are used, the newest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Earlier:
     """A schedule that was timed on a problem."""
 
-    problem: str
-    """The problem's hash."""
+    problem: str  # The problem's hash
     features: tuple[float, ...]
     time_s: float
     kernel: str = ""
@@ -105,12 +102,9 @@ def _centred(examples: Sequence[Earlier], times: FloatArray) -> FloatArray:
     return found
 
 
-BEST_OF_EACH: Final = 2
-"""Schedules that are taken from each earlier problem."""
-MOST_OPENERS: Final = 8
-"""Schedules of earlier problems that are tried first."""
-LOOKED_AT: Final = 60
-"""Schedules of other problems that are tried on a space, the newest."""
+BEST_OF_EACH: Final = 2  # Schedules that are taken from each earlier problem
+MOST_OPENERS: Final = 8  # Schedules of earlier problems that are tried first
+LOOKED_AT: Final = 60  # Schedules of other problems that are tried on a space, the newest
 SLOWER: Final = 0.5
 """A schedule of another problem that is predicted to be slower than the space's own first choice by
 more than this, in the logarithm of the time, is left out."""
@@ -195,10 +189,8 @@ STRATEGIES: Final[Mapping[str, Callable[[Space, random.Random], SearchStrategy]]
     "optuna": OptunaSearch,
     "random": RandomSearch,
 }
-OVERSAMPLED: Final = 4
-"""Moves that the cost model chooses from, for each one that is proposed."""
-UNMODELLED: Final = 0.25
-"""Share of moves that the cost model has no say in."""
+OVERSAMPLED: Final = 4  # Moves that the cost model chooses from, for each one that is proposed
+UNMODELLED: Final = 0.25  # Share of moves that the cost model has no say in
 
 
 class SearchAuthor:

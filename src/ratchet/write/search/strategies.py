@@ -15,15 +15,13 @@ from typing import Final
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.write.author import Schedule, Space
 
-ATTEMPTS: Final = 50
-"""Draws of a new schedule before a space counts as used up."""
+ATTEMPTS: Final = 50  # Draws of a new schedule before a space counts as used up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredSchedule:
     schedule: Schedule
-    score: float | None
-    """Logarithm of the ratio to the reference; None if the kernel was not right."""
+    score: float | None  # Logarithm of the ratio to the reference; None if the kernel was not right
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +35,7 @@ class SearchStrategy(abc.ABC):
     """Chooses schedules. It keeps no state but its source of chance: the trials say everything, so
     a resumed run goes on as if it had never stopped."""
 
-    name: str
-    """On the command line and in the ledger."""
+    name: str  # On the command line and in the ledger
 
     def __init__(self, space: Space, source: random.Random) -> None:
         self._space = space
@@ -94,15 +91,11 @@ def new_draws(space: Space, seen: set[Schedule], source: random.Random) -> Itera
 # Parents win a tournament among the best (Goldberg and Deb, "A comparative analysis of selection
 # schemes used in genetic algorithms", 1991), so that a lucky time does not become the only parent.
 
-POPULATION: Final = 12
-"""Best trials from which parents are chosen."""
+POPULATION: Final = 12  # Best trials from which parents are chosen
 TOURNAMENT: Final = 3
-FEWEST: Final = 4
-"""Right trials before there are parents."""
-DRAWN, CROSSED = 0.15, 0.25
-"""Shares of moves that are drawn at random, and that cross two parents."""
-MORE_CHANGES: Final = 0.35
-"""Chance of each further change to a child."""
+FEWEST: Final = 4  # Right trials before there are parents
+DRAWN, CROSSED = 0.15, 0.25  # Shares of moves that are drawn at random, and that cross two parents
+MORE_CHANGES: Final = 0.35  # Chance of each further change to a child
 PRIOR: Final = 1.0
 """Trials without any effect that are added to those of each value: one lucky time says little."""
 
@@ -193,12 +186,9 @@ class Evolution(SearchStrategy):
 # A space tells its choices only by drawing, so Optuna's sampler sees those of many draws. A
 # suggestion that the space does not have is left out, and a random schedule takes its place.
 
-DRAWS: Final = 256
-"""Schedules from which the choices are learned."""
-ABSENT: Final = ""
-"""Value of a choice that a schedule does not have."""
-STARTUP: Final = 12
-"""Trials that are drawn before the estimator suggests any."""
+DRAWS: Final = 256  # Schedules from which the choices are learned
+ABSENT: Final = ""  # Value of a choice that a schedule does not have
+STARTUP: Final = 12  # Trials that are drawn before the estimator suggests any
 
 
 class OptunaSearch(SearchStrategy):

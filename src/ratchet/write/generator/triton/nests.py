@@ -40,8 +40,7 @@ class KernelText:
     """A kernel's lines, and what it can be passed by name."""
 
     lines: Sequence[str]
-    names: Sequence[str]
-    """Memory and sizes that lines may speak of."""
+    names: Sequence[str]  # Memory and sizes that lines may speak of
     constants: Sequence[str]
 
     @property

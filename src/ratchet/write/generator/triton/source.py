@@ -37,8 +37,7 @@ import triton
 import triton.language as tl
 
 '''
-MOST_ELEMENTS: Final = 2**31 - 2**20
-"""Indices have 32 bits."""
+MOST_ELEMENTS: Final = 2**31 - 2**20  # Indices have 32 bits
 CALLER: Final = '''
 def _options():
     """Return the schedule of a launch; some of it is AMD's alone."""

@@ -57,8 +57,7 @@ def rendered(extent: Extent, *, host: bool = False) -> str:
 class TileEvaluator(NestedScopes):
     def __init__(self, buffers: Mapping[Node, Buffer]) -> None:
         super().__init__(buffers)
-        self.tags: dict[str, Tags] = {}
-        """The axes of the tile that a name depends on."""
+        self.tags: dict[str, Tags] = {}  # The axes of the tile that a name depends on
 
     def axis(self, name: str, text: str, bound: str) -> None:
         """Define an index along an axis of the tile in the innermost scope, and its mask."""
@@ -212,8 +211,7 @@ class TileFolding:
 
     op: FoldOp
     kind: str
-    used: set[str]
-    """Takes the functions of the prelude that the texts call."""
+    used: set[str]  # Takes the functions of the prelude that the texts call
 
     @property
     def type(self) -> str:
