@@ -39,7 +39,7 @@ class Answer(Proposal):
     """
 
     stage: Stage
-    status: str  # `screened`, or a status of a verdict: `proven`, `correct`, `wrong`, ..
+    status: str  # `screened`, or a status of a verdict: `proven`, `correct`, `wrong`, ...
     reason: str
     ratio: float | None = None  # Reference time over the kernel's time; None if it was not timed
     low: float | None = None
