@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SCREEN_LIMIT_S = 120.0
 UNLIMITED = Terms(time_limit_s=180.0)
-"""Of a call that only reads a problem: torch may be imported first."""
+"""Terms of a call that only reads a problem: torch may be imported first."""
 
 
 def screen(

@@ -56,7 +56,7 @@ class Terms:
     scale: Scale = "auto"
     """Shrinks a problem in KernelBench's form."""
     task: Task | None = None
-    """Whether the work must run in the kernel's own code; None: as the problem says."""
+    """`own` if the work must run in the kernel's own code, or `any`; None: as the problem says."""
     frozen_weights: bool = False
     """Keep the weights that a KernelBench model's constructor draws: another problem."""
     time_limit_s: float = 60.0
