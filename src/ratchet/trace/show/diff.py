@@ -141,13 +141,11 @@ def _rows(document: Diff) -> m.ReportSection | None:
 
 
 def _states(document: Diff, top: int) -> list[m.ReportSection | None]:
-    groups = document.groups
-    return [
-        tables.brief(
-            state.capitalize(), tables.DIFF, [row for row in groups if row.state == state], top
-        )
-        for state in ("slower", "new", "gone", "faster")
-    ]
+    found = []
+    for state in ("slower", "new", "gone", "faster"):
+        rows = [row for row in document.groups if row.state == state]
+        found.append(tables.brief(state.capitalize(), tables.DIFF, rows, top))
+    return found
 
 
 def merged_report(document: Merged) -> m.ResultReport:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ratchet.trace.answers.critical_path import PathWindow
     from ratchet.trace.answers.report import Report
     from ratchet.trace.answers.roofline import RooflineRow
-    from ratchet.trace.answers.timeline import Lane, Timeline
+    from ratchet.trace.answers.timeline import Timeline
 
 Times = Mapping[str, int]
 _COLOURS = {
@@ -45,7 +45,7 @@ _COLOURS = {
 }  # fmt: skip
 """Colours of sorts of work and kinds of the critical path; others have their own name."""
 _SEEN = 0.0005
-"""Share of the window below which a stream is not drawn."""
+"""Share of the window below which a stream is not drawn, unless it is the busiest."""
 _LANE_PERCENT_PER_LETTER = 0.85
 _SERIES = ("compute", "exposed_communication", "exposed_copy", "fourth", "fifth", "idle")
 """Colours for ranks and types, in order; the last is for all others."""
@@ -120,20 +120,17 @@ def rank_bars(ranks: Sequence[Report]) -> list[TrackRow]:
 
 def path_bars(ranks: Sequence[Report], most: int) -> list[TrackRow]:
     """Draw the critical path of the window and of its steps; of several ranks, of each window."""
-    found = [one.critical_path for one in ranks]
-    whole = [path.whole for path in found]
-    titles = [f"rank {one.rank}" for one in ranks] if len(ranks) > 1 else ["whole window"]
-    bars = _bars(
-        words.PATH, [(t, _kinds(one), one.window) for t, one in zip(titles, whole, strict=True)]
-    )
-    if len(ranks) > 1 or len(found[0].steps) < 2:
-        return bars
-    steps = found[0].steps[:most]
-    return bars + _bars(words.PATH, [(step.label, _kinds(step), step.window) for step in steps])
 
+    def bars(titles: Sequence[str], windows: Sequence[PathWindow]) -> list[TrackRow]:
+        times = [{kind: getattr(one, kind) for kind in words.PATH} for one in windows]
+        lengths = [one.window for one in windows]
+        return _bars(words.PATH, list(zip(titles, times, lengths, strict=True)))
 
-def _kinds(window: PathWindow) -> dict[str, int]:
-    return {kind: getattr(window, kind) for kind in words.PATH}
+    if len(ranks) > 1:
+        return bars([f"rank {one.rank}" for one in ranks], [r.critical_path.whole for r in ranks])
+    path = ranks[0].critical_path
+    steps = path.steps[:most] if len(path.steps) > 1 else ()
+    return bars(["whole window"], [path.whole]) + bars([step.label for step in steps], steps)
 
 
 def path_kinds(ranks: Sequence[Report]) -> list[PathKindRow]:
@@ -168,7 +165,12 @@ def lanes(ranks: Sequence[Report]) -> Lanes | None:
     rows = []
     for one, line in zip(ranks, timelines, strict=True):
         offset = line.start - origin if aligned else 0
-        chosen = _seen(line) if len(ranks) == 1 else line.together
+        chosen = line.together
+        if len(ranks) == 1:
+            least = _SEEN * (line.end - line.start)
+            chosen = tuple(
+                lane for i, lane in enumerate(line.lanes) if not i or lane.total >= least
+            )
         for index, lane in enumerate(chosen):
             share = share_of(lane.total, line.end - line.start)
             rows.append(
@@ -199,12 +201,6 @@ def _apart(borders: Sequence[Tick]) -> tuple[Tick, ...]:
         if fits:
             free = border.percent + _LANE_PERCENT_PER_LETTER * (len(border.label) + 1)
     return tuple(kept)
-
-
-def _seen(line: Timeline) -> list[Lane]:
-    """Return the streams that fill enough of the window to be seen, and always the busiest."""
-    least = _SEEN * (line.end - line.start)
-    return [lane for i, lane in enumerate(line.lanes) if not i or lane.total >= least]
 
 
 def _busy(times: Sequence[int], line: Timeline) -> list[float]:

@@ -154,7 +154,13 @@ def short_kernels(names: Iterable[str], width: int = 56) -> dict[str, str]:
     doubtful = {name: plain[name] for alike in _alike(short) for name in alike}
     for same in _alike(doubtful):
         doubtful |= {name: name for name in same}
-    heads = {name: _head(name, plain[name], width) for name in doubtful}
+    # Tensile's names differ in the ISA at their end: the head is all before it.
+    heads = {
+        name: plain[name].removeprefix("Cijk_").rpartition(" ")[0][: 2 * width // 3 - 1]
+        if _TENSILE.match(name)
+        else plain[name][: width // 2]
+        for name in doubtful
+    }
     for alike in _alike(heads):
         short |= _apart({name: doubtful[name] for name in alike}, heads[alike[0]], width)
     return short
@@ -168,13 +174,6 @@ def _alike(texts: dict[str, str]) -> list[list[str]]:
     return [names for names in groups.values() if len(names) > 1]
 
 
-def _head(name: str, plain: str, width: int) -> str:
-    """Return the common start of names that read the same: for Tensile's, all but the ISA."""
-    if _TENSILE.match(name):
-        return plain.removeprefix("Cijk_").rpartition(" ")[0][: 2 * width // 3 - 1]
-    return plain[: width // 2]
-
-
 def _apart(texts: dict[str, str], head: str, width: int) -> dict[str, str]:
     """Join a common head and each name's rest, from the word where the names first differ."""
     ends = min(texts.values()), max(texts.values())
@@ -183,17 +182,16 @@ def _apart(texts: dict[str, str], head: str, width: int) -> dict[str, str]:
     room = width - len(head) - 1
     context = _WORD.search(shared[-(room // 2) :])
     begin = len(shared) - (len(context[0]) if context else 0)
-    short = {name: f"{head}…{_begun(text[begin:].lstrip(), room)}" for name, text in texts.items()}
+    short = {}
+    for name, text in texts.items():
+        rest = text[begin:].lstrip()
+        short[name] = f"{head}…{rest if len(rest) <= room else f'{rest[: room - 1]}…'}"
     for alike in _alike(short):
         further = texts[alike[0]][len(shared) :][: width // 5]
         known = {name: texts[name] for name in alike}
         if len(known) < len(texts):
             short |= _apart(known, f"{head[: width // 4]}…{further}", width)
     return short
-
-
-def _begun(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _cut(text: str, width: int) -> str:

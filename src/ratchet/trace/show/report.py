@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ratchet.base.show import model as m
 from ratchet.base.show.page import render_page
-from ratchet.base.show.words import milliseconds, sentence, share_of, show_bytes
-from ratchet.trace.advice import Finding, advise
+from ratchet.base.show.words import milliseconds, sentence, share_of, show_bytes, show_ns
+from ratchet.trace.advice import advise
 from ratchet.trace.answers.report import Report
 from ratchet.trace.ranks import Ranks
 from ratchet.trace.show import figures, tables, words
 
 if TYPE_CHECKING:
+    from ratchet.trace.advice import Finding
     from ratchet.trace.analysis import Identity
     from ratchet.trace.answers.kernels import OpRow
     from ratchet.trace.answers.memory import MemoryUse
@@ -56,13 +58,16 @@ def trace_report(document: Traced, top: int = 10) -> m.ResultReport:
     first = ranks[0]
     title = f"{len(ranks)} ranks" if several else first.name
     advice = _advice(ranks)
+    faults = [*document.faults]
+    if several:
+        faults += [f"{one.name}: {fault}" for one in ranks for fault in one.faults]
     return m.ResultReport(
         title=f"trace of {title}",
         heading=f"trace of {title}",
         headline=words.headline(document),
         header=m.blocks(
             m.Words(words.ranks_words(ranks) if several else words.source_words(first), "soft"),
-            *(m.Words(fault, "warning") for fault in _faults(document, ranks)),
+            *(m.Words(fault, "warning") for fault in faults),
             m.Tiles(_tiles(document.identity, first)),
         ),
         sections=m.blocks(
@@ -82,13 +87,6 @@ def trace_report(document: Traced, top: int = 10) -> m.ResultReport:
     )
 
 
-def _faults(document: Traced, ranks: Sequence[Report]) -> list[str]:
-    if isinstance(document, Report):
-        return list(document.faults)
-    own = [f"{one.name}: {fault}" for one in ranks for fault in one.faults]
-    return [*document.faults, *own]
-
-
 def _tiles(found: Identity, first: Report) -> list[m.Tile]:
     times, means = found.times, words.part_means(first)
     return [
@@ -103,12 +101,8 @@ def _tiles(found: Identity, first: Report) -> list[m.Tile]:
 
 def _time(found: Identity, ranks: Sequence[Report], several: bool) -> m.ReportSection:
     first = ranks[0]
-    whole = figures.window_bar(
-        "all ranks" if several else "whole window",
-        words.PARTS,
-        found.times,
-        found.window,
-    )
+    title = "all ranks" if several else "whole window"
+    whole = figures.window_bar(title, words.PARTS, found.times, found.window)
     steps = figures.step_bars(first) if len(first.steps) > 1 and not several else []
     stacks = figures.rank_bars(ranks) if several else steps[:STEPS]
     goes = f" A step goes {first.steps_are}." if first.steps and not several else ""
@@ -155,43 +149,30 @@ def _steps(steps: Sequence[Identity]) -> list[m.ReportSection]:
 
 
 def _advice(ranks: Sequence[Report]) -> m.ReportSection:
-    said = m.note("Each gain is an upper bound, and gains overlap: they do not add up.")
-    found = [
-        m.section(
-            f"{place}. {words.advice_words(one.finding, one.window)}"
-            f"{_on_ranks(one.ranks) if len(ranks) > 1 else ''}",
-            f"{sentence(one.finding.evidence)}. {sentence(one.finding.remedy)}.",
-            m.Lines(words.lever_lines(one.finding)) if one.finding.levers else None,
-        )
-        for place, one in enumerate(_findings(ranks), start=1)
-    ]
-    return m.section("What could be won", said, *found, "" if found else "Nothing stands out.")
-
-
-def _on_ranks(ranks: Sequence[int | None]) -> str:
-    return f", on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Shared:
-    """A finding, the ranks that have it, and the window of the one with the largest gain."""
-
-    finding: Finding
-    window: int
-    ranks: tuple[int | None, ...]
-
-
-def _findings(ranks: Sequence[Report]) -> list[_Shared]:
-    """Sort findings by gain; if ranks share a finding, keep the one with the largest gain."""
-    found: dict[str, _Shared] = {}
+    having: dict[str, list[str]] = defaultdict(list)
+    largest: dict[str, tuple[Finding, int]] = {}
     for one in ranks:
         for finding in advise(one):
-            known = found.get(finding.name)
-            own = _Shared(finding, one.identity.window, (*(known.ranks if known else ()), one.rank))
-            if known is not None and known.finding.gain > finding.gain:
-                own = replace(known, ranks=own.ranks)
-            found[finding.name] = own
-    return sorted(found.values(), key=lambda one: -one.finding.gain)
+            having[finding.name].append(str(one.rank))
+            known = largest.get(finding.name)
+            if known is None or finding.gain >= known[0].gain:
+                largest[finding.name] = finding, one.identity.window
+    found = []
+    for finding, window in sorted(largest.values(), key=lambda one: -one[0].gain):
+        gain, own = finding.gain, having[finding.name]
+        title = f"{len(found) + 1}. {finding.name}: up to {show_ns(gain)}"
+        title += f" ({share_of(gain, window)} of the window)"
+        if len(ranks) > 1:
+            title += f", on rank{'s' if len(own) > 1 else ''} {', '.join(own)}"
+        said = f"{sentence(finding.evidence)}. {sentence(finding.remedy)}."
+        lever = m.Lines(words.lever_lines(finding)) if finding.levers else None
+        found.append(m.section(title, said, lever))
+    return m.section(
+        "What could be won",
+        m.note("Each gain is an upper bound, and gains overlap: they do not add up."),
+        *found,
+        "" if found else "Nothing stands out.",
+    )
 
 
 def _across(found: Ranks) -> m.ReportSection:

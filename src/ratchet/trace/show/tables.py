@@ -80,39 +80,18 @@ def _of_kernels(names: Sequence[str], _: Row) -> m.Inline:
     return m.Span(text or ABSENT, full="\n".join(names))
 
 
-def _of_shapes(text: str, _: Row) -> m.Inline:
-    return m.Span(short_shapes(text) or ABSENT, full=text)
-
-
-def _of_collective(operation: str, row: Row) -> m.Inline:
-    return f"{operation} {row.group}".strip()
-
-
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"
 
 
-def _attained(row: Row) -> float | None:
-    """Return the ceiling's time over the op's: above 1 if the op was faster than its ceiling."""
-    return row.least / row.time if row.least and row.time else None
-
-
-def _tera(per_s: float) -> str:
-    return f"{per_s / 1e12:,.2f}" if per_s < 1e13 else f"{per_s / 1e12:,.0f}"
-
-
-def _share(share: float) -> str:
-    return share_of(share, 1)
-
-
 kernel = partial(_named, show=_of_kernel)
 module = partial(_named, show=_of_module)
-shapes = partial(_named, show=_of_shapes)
+shapes = partial(_named, show=lambda text, _: m.Span(short_shapes(text) or ABSENT, full=text))
 text = partial(m.Column, show=lambda value: value or ABSENT, on="page")
 count = partial(m.Column, show="{:,}".format, look="number", on="page")
 decimal = partial(m.Column, show="{:,.1f}".format, look="number", on="page")
 figure = partial(m.Column, show=_figure, look="number", on="page")
-share = partial(m.Column, show=_share, look="number", on="page")
+share = partial(m.Column, show=partial(share_of, whole=1), look="number", on="page")
 size = partial(m.Column, show=show_bytes, look="number", on="page")
 rate = partial(m.Column, show=show_bandwidth, look="number", on="page")
 ms = partial(m.Column, show=milliseconds, look="number", on="page")
@@ -209,9 +188,12 @@ ROOFLINE = Described("roofline", "Ops against the ceilings", "could_win", (
     text("type", "dtype"),
     ms("ms", "time", on=BRIEF),
     sum_ms("could win, ms", "could_win", on=BRIEF),
-    share("of ceiling", _attained, note="the ceiling's time over the op's"),
+    # Above 1 if the op was faster than its ceiling.
+    share("of ceiling", lambda row: row.least / row.time if row.least and row.time else None,
+          note="the ceiling's time over the op's"),
     text("bound", on=BRIEF),
-    figure("TFLOP/s", "flops_per_s", show=_tera),
+    figure("TFLOP/s", "flops_per_s",
+           show=lambda rate: f"{rate / 1e12:,.{2 if rate < 1e13 else 0}f}"),
     decimal("FLOP a byte", "intensity"),
     count("calls", "count"),
 ))
@@ -243,7 +225,7 @@ COLLECTIVES = Described("collectives", "Collectives", "exposed", (
     kernel("kernel", "kernel"),
 ))
 COMMUNICATION = Described("communication", "Communication", "exposed", (
-    _named("collective", "operation", _of_collective, on=BRIEF),
+    _named("collective", "operation", lambda name, row: f"{name} {row.group}".strip(), on=BRIEF),
     count("count", on=BRIEF),
     size("bytes", "size_bytes", on=BRIEF),
     ms("ms", "duration", on=BRIEF),
@@ -324,8 +306,7 @@ RANK = count("rank")
 def page_tables(ranks: Sequence[Report]) -> list[m.ReportSection]:
     """Return every table of one report, or of several ranks with a column that says which."""
     on_device = any(one.on_device for one in ranks)
-    found = [_of_ranks(described, ranks, on_device) for described in PAGE]
-    return [one for one in found if one is not None]
+    return list(filter(None, (_of_ranks(described, ranks, on_device) for described in PAGE)))
 
 
 def _of_ranks(

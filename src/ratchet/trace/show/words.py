@@ -241,12 +241,6 @@ def facts(document: Report) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def advice_words(finding: Finding, window_ns: int) -> str:
-    """Say how much a finding would give at most."""
-    gain = finding.gain
-    return f"{finding.name}: up to {show_ns(gain)} ({share_of(gain, window_ns)} of the window)"
-
-
 def lever_lines(finding: Finding) -> list[str]:
     """Return the command that tries a finding's first lever, with the names of the others."""
     first, *others = finding.levers
