@@ -240,6 +240,8 @@ def across(reports: dict[int, Report]) -> Ranks:
         for index, of in enumerate(sorted(found, key=lambda of: max(r.start for r in of.values())))
     ]
     waiting = {rank: sum(c.waiting[rank] for c in shared) for rank in sorted(reports)}
+    compute = [one.identity.compute for one in reports.values()]
+    mean = sum(compute) / len(compute) if compute else 0
     return Ranks(
         reports=tuple(reports[rank] for rank in sorted(reports)),
         collectives=tuple(shared),
@@ -247,7 +249,7 @@ def across(reports: dict[int, Report]) -> Ranks:
         waiting=waiting,
         straggler=_straggler(shared, [one.identity.window for one in reports.values()]),
         unmatched=known - len(shared),
-        skew=_skew([answers.identity.compute for answers in reports.values()]),
+        skew=(max(compute) - min(compute)) / mean if mean else 0.0,
     )
 
 
@@ -269,8 +271,3 @@ def _straggler(shared: Sequence[SharedCollective], windows: Sequence[int]) -> in
     apart = chief[1] - second[1]
     ahead = len(shared) >= MANY and chief[1] > FAR_AHEAD * second[1]
     return chief[0] if ahead or apart > STANDS_OUT * max(windows, default=0) else None
-
-
-def _skew(times: Sequence[int]) -> float:
-    mean = sum(times) / len(times) if times else 0
-    return (max(times) - min(times)) / mean if mean else 0.0

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ratchet.trace.analysis import Activity
 from ratchet.trace.analysis.intervals import union
@@ -69,14 +68,16 @@ def collectives(
     wanted &= trace.kind == Kind.KERNEL if trace.on_device else True
     rows = np.flatnonzero(wanted)
     if not trace.on_device:
-        rows = _runs_alone(trace, rows)
+        # A CPU backend's own runs, if it recorded any, without the ops that issue or await them.
+        runs = [row for row in rows.tolist() if BACKEND_RUN.match(trace.string(row))]
+        rows = np.array(runs, dtype=np.intp) if runs else rows
     end = trace.end
     hidden = activity.compute.covered(trace.start[rows], end[rows])
-    recorded = _recorded(trace, links, rows)
+    recorded = {int(row): i for i, row in enumerate(trace.collectives.row)}
     table = []
     for row, covered in zip(rows.tolist(), hidden.tolist(), strict=True):
-        said = recorded.get(row, -1)
-        operation, size, ranks, group = _facts(trace, links, row, said)
+        known = (recorded[one] for one in (row, *links.ops_around(row)) if one in recorded)
+        operation, size, ranks, group = _facts(trace, links, row, next(known, -1))
         duration = int(trace.duration[row])
         rate = size / duration * 1e9 if duration and size else 0.0
         table.append(
@@ -95,15 +96,6 @@ def collectives(
             )
         )
     return tuple(table)
-
-
-def _runs_alone(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return a CPU backend's own runs, without the ops that issue them or wait for them.
-
-    A trace whose backend recorded no runs keeps its ops.
-    """
-    runs = [row for row in rows.tolist() if BACKEND_RUN.match(trace.string(row))]
-    return np.array(runs, dtype=np.intp) if runs else rows
 
 
 def bus_factor(operation: str, ranks: int) -> float:
@@ -128,21 +120,14 @@ def operation_of(name: str) -> str:
     return "unknown"
 
 
-def _recorded(trace: Trace, links: Links, rows: NDArray[np.intp]) -> dict[int, int]:
-    """Return the index of each communication row's own record, or its op's."""
-    index = {int(row): i for i, row in enumerate(trace.collectives.row)}
-    found = {}
-    for row in rows.tolist():
-        known = (index[one] for one in (row, *links.ops_around(row)) if one in index)
-        if (place := next(known, None)) is not None:
-            found[row] = place
-    return found
-
-
 def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, int, str]:
-    """Return (operation, bytes, ranks, group) of one kernel."""
+    """Return (operation, bytes, ranks, group) of one kernel by a record, or -1 without one."""
     if said < 0:
-        return _named_by_caller(trace, links, row), 0, 0, ""
+        # An all-to-all runs as a send-receive kernel, so only its caller tells the two apart.
+        mark = int(links.mark[row])
+        names = (mark,) if mark >= 0 else (*links.ops_around(row), row)
+        found = (operation_of(trace.string(one)) for one in names)
+        return next((one for one in found if one != "unknown"), "unknown"), 0, 0, ""
     record = trace.collectives
     operation = operation_of(trace.strings[record.name[said]])
     if operation == "unknown":
@@ -152,18 +137,6 @@ def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, i
     elements = max(int(record.elements_in[said]), int(record.elements_out[said]), 0)
     ranks = max(int(record.group_size[said]), 0)
     return operation, elements * width, ranks, trace.strings[record.group[said]]
-
-
-def _named_by_caller(trace: Trace, links: Links, row: int) -> str:
-    """Name the collective by the ops around its launch, else by its own name.
-
-    An all-to-all runs as a send-receive kernel, so only its caller tells the two apart.
-    """
-    if links.mark[row] >= 0:
-        return operation_of(trace.string(links.mark[row]))
-    names = (trace.string(one) for one in (*links.ops_around(row), row))
-    found = (operation for name in names if (operation := operation_of(name)) != "unknown")
-    return next(found, "unknown")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

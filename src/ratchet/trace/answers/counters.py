@@ -8,6 +8,7 @@ JSON (a record of `counter_collection` for each dispatch) and rocpd (the views `
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -77,11 +78,10 @@ def kernel_runs(path: Path, trace: Trace, note: Callable[[str], None]) -> tuple[
 def _numbers(values: Mapping[str, Json]) -> dict[str, float]:
     found = {}
     for name, value in values.items():
-        try:
-            found[name] = float(value)
-        except (TypeError, ValueError):
-            continue
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+        with contextlib.suppress(TypeError, ValueError):
+            if math.isfinite(number := float(value)):
+                found[name] = number
+    return found
 
 
 def _of_rocprof(path: Path, note: Callable[[str], None]) -> Iterator[KernelRun]:

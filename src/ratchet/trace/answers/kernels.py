@@ -108,7 +108,10 @@ def kernels(trace: Trace, links: Links, communication: Bool) -> tuple[KernelRow,
     for index in np.argsort(-total, kind="stable"):
         own = order[bounds[index] : bounds[index + 1]]
         first = own[np.argmax(duration[own])] if own.size else 0
-        main = _heaviest(op_text[own], duration[own])
+        launchers, launched = np.unique(op_text[own], return_inverse=True)
+        of_each = sums_by(launched, duration[own], launchers.size)
+        of_each[launchers < 0] = -1
+        main = int(launchers[np.argmax(of_each)]) if launchers.size else -1
         linked = own[op_text[own] == main] if main >= 0 else own[:0]
         chief = linked[np.argmax(duration[linked])] if linked.size else first
         row = int(rows[first])
@@ -265,13 +268,6 @@ def _op_columns(trace: Trace, op: NDArray[np.int64]) -> tuple[NDArray[np.int64],
     of_row = np.full(len(trace), -1, dtype=np.int64)
     of_row[trace.ops.row] = trace.ops.dims
     return text, np.where(op >= 0, of_row[np.maximum(op, 0)], -1)
-
-
-def _heaviest(keys: NDArray[np.int64], weight: Int64) -> int:
-    names, group = np.unique(keys, return_inverse=True)
-    sums = sums_by(group, weight, names.size)
-    sums[names < 0] = -1
-    return int(names[np.argmax(sums)]) if names.size else -1
 
 
 def _sort(trace: Trace, row: int, communication: Bool) -> Sort:

@@ -59,6 +59,10 @@ def memory(trace: Trace, links: Links) -> MemoryUse | None:
     top = int(np.argmax(level))
     freed, at_peak = _at(time, size, events.address[chosen], top, trace, links)
     at_peak["before the recording"] = int(level[top]) - sum(at_peak.values())
+    kept = list(range(time.size))
+    if time.size > POINTS:
+        bounds = np.linspace(0, time.size, POINTS + 1).astype(int)
+        kept = [a + int(np.argmax(level[a:b])) for a, b in itertools.pairwise(bounds)]
     return MemoryUse(
         on_device=bool(events.on_device.any()),
         allocations=int((size > 0).sum()),
@@ -68,7 +72,7 @@ def memory(trace: Trace, links: Links) -> MemoryUse | None:
         peak_time=int(time[top]),
         peak_reserved_bytes=max(int(events.reserved[chosen].max()), 0),
         at_peak=at_peak,
-        timeline=_thin(time, level),
+        timeline=tuple((int(time[i]), int(level[i])) for i in kept),
     )
 
 
@@ -109,11 +113,3 @@ def _phase(time: Int64, trace: Trace, links: Links) -> list[Category]:
         for at in np.flatnonzero(spans.covered(time, time + 1)).tolist():
             names[at] = name
     return names
-
-
-def _thin(time: Int64, level: Int64) -> tuple[tuple[int, int], ...]:
-    if time.size <= POINTS:
-        return tuple(zip(time.tolist(), level.tolist(), strict=True))
-    bounds = np.linspace(0, time.size, POINTS + 1).astype(int)
-    kept = [a + int(np.argmax(level[a:b])) for a, b in itertools.pairwise(bounds)]
-    return tuple((int(time[i]), int(level[i])) for i in kept)

@@ -92,6 +92,8 @@ def queues(
         called, begun = waits(trace, links, rows)
         series = _series(device, stream, called, begun)
         full = series.at_least(limit or _NO_LIMIT, start, end)
+        calls = np.unique(links.launch[rows])
+        calling = union(trace.start[calls], trace.end[calls])
         waited = np.diff(_ramp(np.sort(called), edges) - _ramp(np.sort(begun), edges))
         width = np.maximum(np.diff(edges), 1)
         inside = (series.time >= start) & (series.time < end)
@@ -106,7 +108,7 @@ def queues(
                 longest=int(lengths.max()),
                 limit=limit,
                 full=full.length,
-                blocked=_blocked(trace, links, rows, full),
+                blocked=(calling & full).length,
                 mean=tuple(np.round(waited / width, 3).tolist()),
                 peak=tuple(_peaks(series, edges).tolist()),
             )
@@ -158,13 +160,6 @@ def _peaks(series: QueueSeries, edges: Int64) -> Int64:
     inside = (place >= 0) & (place < peak.size)
     np.maximum.at(peak, place[inside], series.length[inside])
     return peak
-
-
-def _blocked(trace: Trace, links: Links, rows: NDArray[np.intp], full: Spans) -> int:
-    if not full.length:
-        return 0
-    calls = np.unique(links.launch[rows])
-    return (union(trace.start[calls], trace.end[calls]) & full).length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,8 +15,8 @@ from ratchet.base.devices.ceilings import roofline as measured
 from ratchet.trace.analysis.intervals import alike
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.kernels import device_time_by_op, own_cpu_time
-from ratchet.trace.answers.shapes import OpWork, work
-from ratchet.trace.read.columns import Int64, Trace
+from ratchet.trace.answers.shapes import work
+from ratchet.trace.read.columns import Trace
 
 _RATE = {
     "float": ("fp32", "matrix_tf32", "matrix_fp32", "vector_fp32"),
@@ -119,7 +119,11 @@ def roofline(
         time, _ = device_time_by_op(trace, links)
     else:
         time = own_cpu_time(trace, links)
-    _with_callees(trace, links, time)
+    for level in reversed(links.tree.levels):  # callees count, so the deepest come first
+        own = links.chosen[level]
+        above = links.parent_op[own]
+        inner = (above >= 0) & (time[own] > 0)
+        np.add.at(time, above[inner], time[own[inner]])
     table = trace.ops
     used = np.flatnonzero(time[table.row] > 0)
     if not used.size:
@@ -129,46 +133,31 @@ def roofline(
     )
     count = np.bincount(group)
     total = np.bincount(group, weights=time[table.row[used]]).astype(np.int64)
-    calls = []
+    ceilings = ceilings or paper_ceilings(trace)
+    rows = []
     for i, place in enumerate(used[first]):
         name = trace.string(table.row[place])
         dims, types = trace.strings[table.dims[place]], trace.strings[table.types[place]]
         found = work(name, dims, types, trace.strings[table.concrete[place]])
-        if found is not None:
-            calls.append((name, dims, found, int(count[i]), int(total[i])))
-    if not calls:
-        return ()
-    held_against = ceilings or paper_ceilings(trace)
-    rows = [_row(*call, held_against) for call in calls]
+        if found is None:
+            continue
+        short = _RATE.get(found.dtype.lower(), (found.dtype,))[0]
+        flops, size = found.flops * int(count[i]), found.size_bytes * int(count[i])
+        roof = ceilings.of.get(short)
+        rows.append(
+            RooflineRow(
+                name=name,
+                shapes=dims,
+                dtype=short,
+                count=int(count[i]),
+                time=int(total[i]),
+                flops=flops,
+                size_bytes=size,
+                ceiling=ceilings.source,
+                bound=roof.bound(flops, size) if roof else "unknown",
+                least=round(roof.time_bound_s(flops, size) * 1e9) if roof else 0,
+                roof_flops_per_s=roof.flops_per_s if roof else 0.0,
+                roof_bytes_per_s=roof.bytes_per_s if roof else 0.0,
+            )
+        )
     return tuple(sorted(rows, key=lambda row: (-row.could_win, -row.time)))
-
-
-def _with_callees(trace: Trace, links: Links, time: Int64) -> None:
-    """Add to each op the time of the ops inside it, in place, the deepest first."""
-    for level in reversed(links.tree.levels):
-        rows = links.chosen[level]
-        above = links.parent_op[rows]
-        inner = (above >= 0) & (time[rows] > 0)
-        np.add.at(time, above[inner], time[rows[inner]])
-
-
-def _row(
-    name: str, dims: str, found: OpWork, count: int, time: int, ceilings: Rooflines
-) -> RooflineRow:
-    short = _RATE.get(found.dtype.lower(), (found.dtype,))[0]
-    flops, size = found.flops * count, found.size_bytes * count
-    roof = ceilings.of.get(short)
-    return RooflineRow(
-        name=name,
-        shapes=dims,
-        dtype=short,
-        count=count,
-        time=time,
-        flops=flops,
-        size_bytes=size,
-        ceiling=ceilings.source,
-        bound=roof.bound(flops, size) if roof else "unknown",
-        least=round(roof.time_bound_s(flops, size) * 1e9) if roof else 0,
-        roof_flops_per_s=roof.flops_per_s if roof else 0.0,
-        roof_bytes_per_s=roof.bytes_per_s if roof else 0.0,
-    )

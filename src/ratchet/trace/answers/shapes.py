@@ -230,7 +230,8 @@ def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
     for place in np.argsort(first).tolist():
         at = first[place]
         name = trace.string(rows[at])
-        inputs = _inputs(trace.strings[op_types[at]]) if op_types[at] >= 0 else ""
+        types_of = parse_shapes(trace.strings[op_types[at]]) if op_types[at] >= 0 else []
+        inputs = next((_TYPES[t] for one in types_of if (t := str(one).lower()) in _TYPES), "")
         called = trace.strings[op_name[at]] if op_name[at] >= 0 else ""
         key = (called, inputs, precision_of_kernel(name))
         total = sums.setdefault(key, [0, 0])
@@ -242,8 +243,3 @@ def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
         for k, (n, t) in sums.items()
     ]
     return tuple(sorted(table, key=lambda row: -row.time))
-
-
-def _inputs(types: str) -> str:
-    found = [_TYPES[str(t).lower()] for t in parse_shapes(types) if str(t).lower() in _TYPES]
-    return found[0] if found else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,20 @@ def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -
         ("copy", whole.copy),
     )
     together = tuple(_lane("", sort, spans, edges) for sort, spans in sorts if spans.start.size)
-    found = (_by_stream if trace.on_device else _by_thread)(trace, links, communication, edges)
+    found = []
+    for name, own in _by_name(trace, links, communication):
+        copied = (trace.kind[own] != Kind.KERNEL) & trace.on_device
+        sent = communication[own] & ~copied
+        parts: tuple[tuple[Sort, Bool], ...] = (
+            ("compute", ~sent & ~copied),
+            ("communication", sent),
+            ("copy", copied),
+        )
+        for sort, chosen in parts:
+            rows = own[chosen]
+            if rows.size:
+                spans = union(trace.start[rows], trace.start[rows] + trace.duration[rows])
+                found.append(_lane(name, sort, spans, edges))
     found.sort(key=lambda lane: -lane.total)
     return Timeline(
         start=whole.start,
@@ -73,54 +87,23 @@ def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -
     )
 
 
-def _by_stream(trace: Trace, links: Links, communication: Bool, edges: Int64) -> list[Lane]:
-    rows = device_rows(trace, links)
-    several = np.unique(trace.device[rows]).size > 1
-    found = by_stream(trace, rows)
-    found.sort(key=lambda one: -int(trace.duration[one[2]].sum()))
-    lanes = []
-    for device, stream, own in found[:LANES]:
-        name = f"device {device} stream {stream}" if several else f"stream {stream}"
-        kernel = trace.kind[own] == Kind.KERNEL
-        lanes += _lanes(
-            name,
-            trace,
-            edges,
-            (
-                ("compute", own[kernel & ~communication[own]]),
-                ("communication", own[kernel & communication[own]]),
-                ("copy", own[~kernel]),
-            ),
-        )
-    return lanes
-
-
-def _by_thread(trace: Trace, links: Links, communication: Bool, edges: Int64) -> list[Lane]:
+def _by_name(
+    trace: Trace, links: Links, communication: Bool
+) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """Yield (name, rows) of the busiest streams; on a CPU-only trace, of each thread."""
+    if trace.on_device:
+        rows = device_rows(trace, links)
+        several = np.unique(trace.device[rows]).size > 1
+        found = by_stream(trace, rows)
+        found.sort(key=lambda one: -int(trace.duration[one[2]].sum()))
+        for device, stream, own in found[:LANES]:
+            yield f"device {device} stream {stream}" if several else f"stream {stream}", own
+        return
     counted = communication | (trace.kind == Kind.OP)
-    lanes = []
     for lane in np.unique(trace.lane[counted]).tolist():
-        own = np.flatnonzero(counted & (trace.lane == lane))
         process, thread = trace.lanes[lane]
-        lanes += _lanes(
-            f"thread {thread}" if thread else f"process {process}",
-            trace,
-            edges,
-            (
-                ("compute", own[~communication[own]]),
-                ("communication", own[communication[own]]),
-            ),
-        )
-    return lanes
-
-
-def _lanes(
-    name: str, trace: Trace, edges: Int64, parts: tuple[tuple[Sort, NDArray[np.intp]], ...]
-) -> list[Lane]:
-    return [
-        _lane(name, sort, union(trace.start[rows], trace.start[rows] + trace.duration[rows]), edges)
-        for sort, rows in parts
-        if rows.size
-    ]
+        name = f"thread {thread}" if thread else f"process {process}"
+        yield name, np.flatnonzero(counted & (trace.lane == lane))
 
 
 def _lane(name: str, sort: Sort, spans: Spans, edges: Int64) -> Lane:
