@@ -85,14 +85,8 @@ def stamp(folder: Path) -> CommitStamp:
         changed = has_changes(folder)
     except RepositoryError:
         return CommitStamp()
-    return CommitStamp(
-        revision=f"{hash}+changes" if changed else hash, committed_at=utc_of(int(seconds))
-    )
-
-
-def utc_of(seconds: float) -> str:
-    """Return a Unix time as ISO 8601 in UTC."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+    moment = datetime.fromtimestamp(int(seconds), UTC).isoformat(timespec="seconds")
+    return CommitStamp(revision=f"{hash}+changes" if changed else hash, committed_at=moment)
 
 
 def diff_of(old: Mapping[str, bytes], new: Mapping[str, bytes]) -> bytes:

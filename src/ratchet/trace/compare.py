@@ -187,7 +187,21 @@ def compare(before: Side, after: Side) -> Diff:
             f"{len(after.ranks)}: choose one rank with --rank"
         )
     first, second = before.work, after.work
-    rows = [_row(key, first.get(key, {}), second.get(key, {})) for key in {**first, **second}]
+    rows = []
+    for key in {**first, **second}:
+        old, new = first.get(key, {}), second.get(key, {})
+        rows.append(
+            DiffRow(
+                module=key[0],
+                op=key[1],
+                before=sum(time for time, _ in old.values()),
+                after=sum(time for time, _ in new.values()),
+                count_before=sum(count for _, count in old.values()),
+                count_after=sum(count for _, count in new.values()),
+                kernels_before=tuple(sorted(set(old) - set(new))),
+                kernels_after=tuple(sorted(set(new) - set(old))),
+            )
+        )
     idle_change = after.parts["idle"] - before.parts["idle"]
     window_change = after.window - before.window
     return Diff(
@@ -230,21 +244,6 @@ def _work(side: Analysis) -> dict[Key, Work]:
         total, count = work[key].get(name, (0, 0))
         work[key][name] = (total + duration, count + 1)
     return work
-
-
-def _row(
-    key: Key, before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]
-) -> DiffRow:
-    return DiffRow(
-        module=key[0],
-        op=key[1],
-        before=sum(time for time, _ in before.values()),
-        after=sum(time for time, _ in after.values()),
-        count_before=sum(count for _, count in before.values()),
-        count_after=sum(count for _, count in after.values()),
-        kernels_before=tuple(sorted(set(before) - set(after))),
-        kernels_after=tuple(sorted(set(after) - set(before))),
-    )
 
 
 def _group(key: Key, rows: Sequence[DiffRow]) -> DiffRow:

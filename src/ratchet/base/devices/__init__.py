@@ -6,7 +6,7 @@ function `probe` shares its module's name: `from ratchet.base.devices.probe impo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ratchet.base.devices import catalogue
@@ -128,27 +128,19 @@ def device_report(report: DeviceReport) -> m.ResultReport:
         "caches": ", ".join(caches) or ABSENT,
         "memory": show_bytes(device.memory_bytes),
     }
-    ceilings = m.section("Measured ceilings", m.grid(("", "rate"), list(_ceilings(report))))
+    rates = [
+        (f"matrix product, {kind}", show_flops(rate))
+        for kind, rate in report.gemm_flops_per_s.items()
+    ]
+    for test, of in (("copy", report.copy_bytes_per_s), ("triad", report.triad_bytes_per_s)):
+        rates += [(f"{test}, {level}", show_bandwidth(rate)) for level, rate in of.items()]
+    ceilings = m.section("Measured ceilings", m.grid(("", "rate"), rates))
     said = (f"note: {one}" for one in report.notes)
-    vendor = (
-        m.section(f"Vendor's figures: {paper.name}", m.grid(("", "peak"), list(_peaks(paper))))
-        if paper
-        else None
-    )
+    vendor = None
+    if paper:
+        peaks = [(kind, show_flops(rate)) for kind, rate in paper.peak_flops_per_s.items()]
+        if paper.memory_bytes_per_s:
+            peaks.append(("memory", show_bandwidth(paper.memory_bytes_per_s)))
+        vendor = m.section(f"Vendor's figures: {paper.name}", m.grid(("", "peak"), peaks))
     sections = m.blocks(ceilings, vendor, *said)
     return m.ResultReport(header=(m.Facts(list(facts.items())),), sections=sections)
-
-
-def _ceilings(report: DeviceReport) -> Iterator[tuple[str, str]]:
-    for dtype, rate in report.gemm_flops_per_s.items():
-        yield f"matrix product, {dtype}", show_flops(rate)
-    for test, rates in (("copy", report.copy_bytes_per_s), ("triad", report.triad_bytes_per_s)):
-        for level, rate in rates.items():
-            yield f"{test}, {level}", show_bandwidth(rate)
-
-
-def _peaks(paper: Paper) -> Iterator[tuple[str, str]]:
-    for kind, rate in paper.peak_flops_per_s.items():
-        yield kind, show_flops(rate)
-    if paper.memory_bytes_per_s:
-        yield "memory", show_bandwidth(paper.memory_bytes_per_s)

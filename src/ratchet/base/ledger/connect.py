@@ -148,15 +148,10 @@ def explained(url: URL) -> Iterator[None]:
     except IntegrityError:
         raise
     except DBAPIError as error:
-        raise LedgerError(f"the ledger {shown(url)} {_remedy(error)}") from error
-
-
-def _remedy(error: DBAPIError) -> str:
-    remedy = _REMEDIES.get(code_of(error) or -1)
-    if remedy is not None:
-        return remedy
-    said = " ".join(str(error.orig).split())
-    return f"failed ({said}); check the database, or {_ELSEWHERE}"
+        said = " ".join(str(error.orig).split())
+        unknown = f"failed ({said}); check the database, or {_ELSEWHERE}"
+        remedy = _REMEDIES.get(code_of(error) or -1, unknown)
+        raise LedgerError(f"the ledger {shown(url)} {remedy}") from error
 
 
 _KEY = "$float"
@@ -210,7 +205,12 @@ def connect(url: URL) -> Engine:
     try:
         with explained(url):
             _prepare(engine)
-            _check_writable(engine)
+            # Tell of a read-only or locked ledger now, not after half an hour of measuring. Only
+            # writing a row tells: permission bits do not bind root, and SQLite begins a
+            # transaction even on a file that it cannot write.
+            with engine.connect() as connection:
+                connection.execute(insert(schema.schema_version).values(**_version_row()))
+                connection.rollback()
     except BaseException:
         engine.dispose()
         raise
@@ -334,17 +334,6 @@ def _create(engine: Engine) -> None:
             for index in sorted(table.indexes, key=lambda index: str(index.name)):
                 connection.execute(CreateIndex(index, if_not_exists=True))
         connection.execute(insert(schema.schema_version).values(**_version_row()))
-
-
-def _check_writable(engine: Engine) -> None:
-    """Detect a read-only or locked ledger now, not after half an hour of measuring.
-
-    Only writing a row tells: permission bits do not bind root, and SQLite begins a transaction
-    even on a file that it cannot write.
-    """
-    with engine.connect() as connection:
-        connection.execute(insert(schema.schema_version).values(**_version_row()))
-        connection.rollback()
 
 
 def _version_row() -> dict[str, object]:

@@ -151,7 +151,8 @@ def noise_of(low: float, high: float, floor: Floor | None) -> str:
 
     An undecided answer says nothing about the arms then, and another sitting may decide.
     """
-    shown = [f"interval {_span(low, high)}"] if _width(low, high) > _WIDE else []
+    width = math.log(high) - math.log(max(low, 1e-300))
+    shown = [f"interval {_span(low, high)}"] if width > _WIDE else []
     if floor is not None and (shown or floor.high > WIDEST):
         shown.append(f"A/A {_span(floor.low, floor.high)}")
     return f"the machine was too noisy ({', '.join(shown)})" if shown else ""
@@ -165,10 +166,6 @@ def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) ->
     if floor is not None and floor.contains(ratio, ratio):
         return f"the difference is within the noise (A/A {_span(floor.low, floor.high)})"
     return f"the interval holds 1 ({_span(low, high)})"
-
-
-def _width(low: float, high: float) -> float:
-    return math.log(high) - math.log(max(low, 1e-300))
 
 
 def _span(low: float, high: float) -> str:

@@ -95,11 +95,6 @@ def batch_iterations(step_s: float) -> int:
     return max(1, min(MOST_ITERATIONS, math.ceil(TARGET_BATCH_S / max(step_s, 1e-9))))
 
 
-def least_budget_s(*, setup_s: float, round_s: float) -> float:
-    """Return the time that the smallest plan needs."""
-    return FEWEST_PAIRS * round_s + LEAST_LAUNCHES * setup_s
-
-
 def _plan(launches: int, rounds: int) -> PairPlan:
     shares = (math.ceil(launches / 4), math.ceil(launches / 2), launches)
     looks = sorted({max(look, LEAST_LAUNCHES) for look in shares})
@@ -323,7 +318,7 @@ class _Comparison:
         if self.plan is None:
             # The spent time is spent again before the first round of a longer run.
             spent_s = time.monotonic() - self.began_s
-            return spent_s + least_budget_s(setup_s=self.setup_s, round_s=self.round_s)
+            return spent_s + FEWEST_PAIRS * self.round_s + LEAST_LAUNCHES * self.setup_s
         more = [one.more_pairs for one in self.answers if one.metric.decides and one.more_pairs]
         if not more:
             return None

@@ -52,7 +52,7 @@ OF_A_RANGE: Final = 1.349
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartScatter:
-    """Return how far processes of one way differ, in logarithms of time."""
+    """How far processes of one way differ, in logarithms of time."""
 
     variance: float
     freedom: float
@@ -202,7 +202,8 @@ class _Fit:
 
 
 def _fitted(edges: Sequence[_Edge], way_of: Mapping[str, str]) -> _Fit:
-    launch_of = _launches(edges)
+    # A launch is named after one of its processes.
+    launch_of = _components((edge.first, edge.second) for edge in edges)
     processes, launches = list(launch_of), sorted(set(launch_of.values()))
     ways = sorted({way_of[process] for process in processes})
     levels = _levels(edges, processes)
@@ -241,11 +242,6 @@ def _edges_of(timed: TimedTogether) -> Iterator[_Edge]:
                 error=spread * math.sqrt(OF_A_MEDIAN / len(values)),
                 pairs=len(values),
             )
-
-
-def _launches(edges: Sequence[_Edge]) -> dict[str, str]:
-    """Return each process's launch, named after one of its processes."""
-    return _components((edge.first, edge.second) for edge in edges)
 
 
 def _joined(launch_of: Mapping[str, str], way_of: Mapping[str, str]) -> dict[str, str]:

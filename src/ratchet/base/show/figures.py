@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any, Final, Literal, Protocol
 
 from ratchet.base.show.words import common_unit, show_time
@@ -64,15 +64,14 @@ class Scale:
         return [index * step for index in range(first, last + 1)]
 
     def _log_values(self, count: int) -> list[float]:
-        found = [self._powers(steps) for steps in _LOG_STEPS]
-        fitting = [values for values in found if 2 <= len(values) <= 2 * count]
-        # An axis that spans less than a decade has too few powers of ten to be readable.
-        return fitting[0] if fitting else self._values(count)
-
-    def _powers(self, steps: tuple[float, ...]) -> list[float]:
         exponents = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        values = [step * 10.0**exponent for exponent in exponents for step in steps]
-        return [value for value in values if self.low <= value <= self.high]
+        for steps in _LOG_STEPS:
+            values = [step * 10.0**exponent for exponent in exponents for step in steps]
+            inside = [value for value in values if self.low <= value <= self.high]
+            if 2 <= len(inside) <= 2 * count:
+                return inside
+        # An axis that spans less than a decade has too few powers of ten to be readable.
+        return self._values(count)
 
 
 def from_zero(values: Iterable[float]) -> Scale:
@@ -204,7 +203,11 @@ def dots_plot(
     """
     if not samples:
         return None
-    places = _places(samples)
+    rounds = sorted({(sample.launch, sample.round) for sample in samples})
+    places = {key: index for index, key in enumerate(rounds)}
+    launches: dict[int, list[int]] = defaultdict(list)
+    for (launch, _), place in places.items():
+        launches[launch].append(place)
     times = [sample.wall_time_s for sample in samples]
     unit = common_unit(times)
     scale = around(times, log=True)
@@ -214,18 +217,15 @@ def dots_plot(
         series=tuple(
             _dots(*styles[arm], timed, places, width, scale) for arm, timed in own.items() if timed
         ),
-        x_ticks=_launch_ticks(places, width),
+        x_ticks=tuple(
+            Tick(percent=width.percent(statistics.fmean(at)), label=f"launch {launch + 1}")
+            for launch, at in launches.items()
+        ),
         y_ticks=scale.ticks(unit.show),
         x_title="rounds of each launch",
         y_title=f"{what}, {unit.name}",
-        marks=_borders(places, width),
+        marks=tuple(Mark(left=width.percent(at[0] - 0.5)) for at in [*launches.values()][1:]),
     )
-
-
-def _places(samples: Sequence[ShownSample]) -> dict[tuple[int, int], int]:
-    """Return the x position of each round, with launches one after the other."""
-    keys = sorted({(sample.launch, sample.round) for sample in samples})
-    return {key: index for index, key in enumerate(keys)}
 
 
 def _dots(
@@ -252,23 +252,6 @@ def dots(points: Iterable[tuple[float, float]]) -> str:
     """Return points as a path."""
     # A zero-length line with round ends is a dot that keeps its shape when the box is stretched.
     return "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
-
-
-def _launch_ticks(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[Tick, ...]:
-    by_launch: dict[int, list[int]] = {}
-    for (launch, _), place in places.items():
-        by_launch.setdefault(launch, []).append(place)
-    return tuple(
-        Tick(percent=width.percent(statistics.fmean(own)), label=f"launch {launch + 1}")
-        for launch, own in by_launch.items()
-    )
-
-
-def _borders(places: Mapping[tuple[int, int], int], width: Scale) -> tuple[Mark, ...]:
-    """Return the borders between launches."""
-    ordered = sorted(places, key=lambda key: places[key])
-    borders = [places[right] - 0.5 for left, right in pairwise(ordered) if left[0] != right[0]]
-    return tuple(Mark(left=width.percent(border)) for border in borders)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +341,7 @@ def points_plot(
         if one.low is not None and one.high is not None
     )
     kept = [one for one in points if math.isfinite(one.value)]
+    indices = width.ticks(lambda at: f"{at:.0f}" if at == round(at) else "")
     return Plot(
         series=(
             Series(key="interval", title="", path="".join(intervals)),
@@ -373,7 +357,7 @@ def points_plot(
                 titled=tuple((f"M{place(one.at, one.value)}h.01", one.title) for one in kept),
             ),
         ),
-        x_ticks=time_ticks(width) if times else _index_ticks(width),
+        x_ticks=time_ticks(width) if times else tuple(one for one in indices if one.label),
         y_ticks=scale.ticks(show, count=5),
         x_title=x_title,
         y_title=y_title,
@@ -381,11 +365,6 @@ def points_plot(
             Mark(left=width.percent(at), look=look, title=title) for at, look, title in marks
         ),
     )
-
-
-def _index_ticks(width: Scale) -> tuple[Tick, ...]:
-    ticks = width.ticks(lambda at: f"{at:.0f}" if at == round(at) else "")
-    return tuple(one for one in ticks if one.label)
 
 
 _SPANS: Final = (

@@ -157,7 +157,7 @@ def _advice(ranks: Sequence[Report]) -> m.ReportSection:
             known = largest.get(finding.name)
             if known is None or finding.gain >= known[0].gain:
                 largest[finding.name] = finding, one.identity.window
-    found = []
+    found: list[m.ReportSection] = []
     for finding, window in sorted(largest.values(), key=lambda one: -one[0].gain):
         gain, own = finding.gain, having[finding.name]
         title = f"{len(found) + 1}. {finding.name}: up to {show_ns(gain)}"
