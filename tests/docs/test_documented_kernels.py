@@ -9,8 +9,8 @@ import pytest
 from answers import is_right_answer
 
 from ratchet.base.errors import CompilerMissing
+from ratchet.judge import abi
 from ratchet.judge.court.calls import judge
-from ratchet.judge.kernels import abi
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.trial import plan
 

@@ -7,7 +7,7 @@ A package registers one module in the entry-point group `ratchet.targets`, which
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from typing import Protocol, cast
@@ -17,9 +17,11 @@ from ratchet.base.process import Clock
 from ratchet.judge.integrity.census import CaseCensus
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.trial.candidate import Build
+from ratchet.judge.sandbox.shared_memory import PackedFiles
 from ratchet.judge.verdict import Decided, EmulatedCase, Evidence
 
+Build = Callable[[object], PackedFiles]
+"""Compiles what a candidate orders, outside of its reach. Raises KernelError, for the candidate."""
 GROUP = "ratchet.targets"
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.integrity.call_order import CallOrder, _progress
-from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot
 
 CALLS, FLOATS = 6, 64

@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.integrity import outputs
 from ratchet.judge.integrity.outputs import ReturnedOutputs, Unreadable
-from ratchet.judge.kernels.abi import DTYPE_CODES
 from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot
 from ratchet.judge.workers.candidate.results import ResultForm, as_results, places
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ratchet.base.errors import CompilerMissing, KernelError
-from ratchet.judge.kernels import abi
+from ratchet.judge import abi
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.library import sources

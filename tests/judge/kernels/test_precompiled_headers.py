@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.base.errors import CompilerMissing
-from ratchet.judge.kernels import abi
+from ratchet.judge import abi
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.languages.cpp import KNOWN, NAME, PrecompiledHeaders, leading_headers

@@ -208,7 +208,7 @@ def test_a_compiled_candidate_finds_none_of_the_others() -> None:
         assert place not in allowed
         for path in (f"{bubblewrap.CODE_FOLDER}/{place}", str(path_of(module))):
             assert compiled(f'#include "{path}"\n').count("No such file")
-    held = path_of("ratchet.judge.kernels.abi").relative_to(PACKAGE.parent)
+    held = path_of("ratchet.judge.abi").relative_to(PACKAGE.parent)
     assert "No such file" not in compiled(f'#include "{bubblewrap.CODE_FOLDER}/{held}"\n')
 
 

@@ -18,7 +18,7 @@ from ratchet.amd.emulator.hip_runtime import GpuMemory, HipRuntime
 from ratchet.amd.emulator.launch import Emulator
 from ratchet.amd.emulator.loading import EMULATOR
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, RatchetTensor
+from ratchet.judge.abi import DTYPE_CODES, MAX_DIMENSIONS, RatchetTensor
 from ratchet.judge.workers.candidate.results import DeclinedCase
 
 DONE: Final = 0

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ratchet.base import Json
-from ratchet.judge.kernels import abi
+from ratchet.judge import abi
 from ratchet.judge.sandbox.shared_memory import INPUTS, BatchLayout, Slot, span
 
 SPOTS: Final = 48

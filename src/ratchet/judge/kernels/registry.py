@@ -20,8 +20,8 @@ from torch import Tensor
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.base.files import cache_folder
+from ratchet.judge.abi import DTYPE_CODES, MAX_DIMENSIONS, Entry, pack_scalars, pack_tensors
 from ratchet.judge.kernels import source_files
-from ratchet.judge.kernels.abi import DTYPE_CODES, MAX_DIMENSIONS, Entry, pack_scalars, pack_tensors
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.kernels.languages import cpp
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.abi import DTYPE_CODES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

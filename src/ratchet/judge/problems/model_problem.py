@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
-from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.problems import model_scale
 from ratchet.judge.problems.assigned_sizes import changes
 from ratchet.judge.problems.case import Structure

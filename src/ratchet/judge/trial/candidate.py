@@ -34,6 +34,7 @@ from ratchet.judge.sandbox.serving import CHANGED, READY, UNPLACED
 from ratchet.judge.sandbox.shared_memory import SEALS, BatchLayout, PackedFiles, seal
 from ratchet.judge.sandbox.view import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.sandbox.zygote import CandidateZygote
+from ratchet.judge.targets import Build
 from ratchet.judge.trial import sources
 from ratchet.judge.verdict import Status, fault
 
@@ -47,8 +48,6 @@ MAX_ANSWER_BYTES = 1 << 20
 MOST_NAMED: Final = 8
 MOST_BUILDS: Final = 64
 """Most programs that a process may order."""
-Build = Callable[[object], PackedFiles]
-"""Compiles what a candidate orders, outside of its reach. Raises KernelError, for the candidate."""
 OF_PROFILER: Final = ("USDT:", "STAGE:")
 """Beginnings of lines that torch's profiler prints while a census is taken."""
 AGAIN_S: Final = 20.0

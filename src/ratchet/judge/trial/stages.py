@@ -25,10 +25,10 @@ from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
 from ratchet.judge.sandbox.zygote import CandidateZygote
-from ratchet.judge.targets import References, small_cases, targets
+from ratchet.judge.targets import Build, References, small_cases, targets
 from ratchet.judge.terms import LANGUAGES, PROFILED
 from ratchet.judge.trial import plan
-from ratchet.judge.trial.candidate import Build, CandidateProcess
+from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.compiling import Library, NextLibrary
 from ratchet.judge.trial.decide import conclude, with_less_gain, without_gain
 from ratchet.judge.trial.kernel_checks import check_cases

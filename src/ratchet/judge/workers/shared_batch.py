@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 from torch import Tensor
 
-from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.sandbox.shared_memory import (
     IN_PLACE,

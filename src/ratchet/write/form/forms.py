@@ -14,7 +14,7 @@ from typing import Any, Final
 from ratchet.base import Json
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
-from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import described

@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.write.form.extent import ONE, ZERO, Extent, named, product_of
 from ratchet.write.form.form import (
     REALS,

@@ -23,7 +23,7 @@ from ratchet.base import scratch
 from ratchet.base.errors import CompilerMissing, KernelError, RatchetError
 from ratchet.base.files import cache_folder
 from ratchet.base.process import watchdog
-from ratchet.judge.kernels.abi import Entry
+from ratchet.judge.abi import Entry
 from ratchet.judge.kernels.kernel import Kernel
 
 FLAGS: Final = (

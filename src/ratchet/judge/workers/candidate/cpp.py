@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.kernels.abi import Entry, pack_scalars, pack_tensors, words
+from ratchet.judge.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.sandbox.confine import confine

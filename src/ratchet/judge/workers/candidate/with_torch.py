@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.source_files import load
 from ratchet.judge.sandbox.confine import EXTENSIONS, confine

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ratchet.judge.kernels.abi import DTYPE_CODES
+from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.inputs import build
 from ratchet.judge.problems.model_file import run_source
