@@ -17,8 +17,8 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.revision import revision
 from ratchet.judge.terms import Terms, trial_of
 from ratchet.judge.verdict import Verdict
+from ratchet.train.recipe import Recipe, signature_of
 from ratchet.train.recipe.installed import InstalledKernel
-from ratchet.train.recipe.recipe import Recipe, signature_of
 from ratchet.train.workloads.config import StepConfig
 
 EAGER = StepConfig(optimizer="kernel", kernels=("rms_norm",))

@@ -28,8 +28,8 @@ from ratchet.base.devices.probe import Device, probe
 from ratchet.base.errors import RatchetError
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.train.recipe import Candidate
 from ratchet.train.recipe.installed import InstalledKernel
-from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn.arm import FACTORY
 from ratchet.train.workloads.config import StepConfig
 

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import ratchet
 from ratchet.base.devices.probe import probe, software
-from ratchet.train.recipe.recipe import Recipe, signature_of
+from ratchet.train.recipe import Recipe, signature_of
 from ratchet.train.workloads.config import StepConfig
 
 VOCABULARY, ROWS, LENGTH, BATCHES = 1024, 8, 128, 4

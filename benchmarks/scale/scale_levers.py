@@ -31,7 +31,7 @@ from ratchet.base.measure.estimate import aa_floor, compare
 from ratchet.base.process import families
 from ratchet.scale.parallel.launch import communication_of
 from ratchet.scale.parallel.rank import RankRequest, RankResult
-from ratchet.train.recipe.recipe import Candidate
+from ratchet.train.recipe import Candidate
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.parallel import ParallelTuning, parse_parallel
 

@@ -37,7 +37,7 @@ BATCH_S = 0.5
 
 def exported(recipe: Path, ledger: str | None, folder: Path) -> dict[str, Any]:
     """Export a recipe in both forms and install the wheel; return what the exports said."""
-    from ratchet.train.publish.export import export_kernels
+    from ratchet.train.publish import export_kernels
 
     said = {
         form: export_kernels(recipe, form, folder / form, name=NAME, ledger=ledger)
@@ -167,8 +167,8 @@ def launch(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from ratchet.base.measure.rounds import run_rounds
+    from ratchet.train.recipe import Recipe
     from ratchet.train.recipe.installed import ready_kernels
-    from ratchet.train.recipe.recipe import Recipe
     from ratchet.train.workloads import load
 
     recipe = Recipe.load(asked.recipe)
@@ -206,7 +206,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the launches and return the ratios with their intervals."""
     from ratchet.base.measure import Sample
     from ratchet.base.measure.estimate import compare
-    from ratchet.train.recipe.recipe import Recipe
+    from ratchet.train.recipe import Recipe
 
     own = {**os.environ, **Recipe.load(asked.recipe).config.variables()}
     answers = []

@@ -15,13 +15,13 @@ import json
 import time
 from collections import Counter
 
-from ratchet.amd.profile.inspection import inspect_kernel
+from ratchet.amd.profile import inspect_kernel
 from ratchet.base.errors import KernelError, RatchetError
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages.cpp import compile_kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import load_suite
-from ratchet.write.form.form import UnsupportedOp
+from ratchet.write.form import UnsupportedOp
 from ratchet.write.generator import space_for
 
 

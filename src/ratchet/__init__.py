@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ratchet.judge.problems.tolerance import Tolerance
     from ratchet.judge.verdict import Verdict
     from ratchet.scale.optimize import optimize
+    from ratchet.train.recipe import Recipe
     from ratchet.train.recipe.apply import apply, compile, lightning_callback, trainer_callback
-    from ratchet.train.recipe.recipe import Recipe
     from ratchet.train.turn.loop import Outcome
     from ratchet.train.turn.settings import Settings
     from ratchet.train.workloads.workload import AdamWSpec, Workload
@@ -62,7 +62,7 @@ _HOMES = {
     "Outcome": "ratchet.train.turn.loop",
     "Problem": "ratchet.judge.problems.problem",
     "RatchetError": "ratchet.base.errors",
-    "Recipe": "ratchet.train.recipe.recipe",
+    "Recipe": "ratchet.train.recipe",
     "Settings": "ratchet.train.turn.settings",
     "TensorSpec": "ratchet.judge.problems.problem",
     "Tolerance": "ratchet.judge.problems.tolerance",

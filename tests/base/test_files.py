@@ -30,7 +30,7 @@ from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.terms import Terms
 from ratchet.trace.compare import report_run
 from ratchet.trace.record import record
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe import Recipe
 from ratchet.train.turn.loop import check_settings
 from ratchet.train.turn.settings import Settings
 from ratchet.train.workloads.names import user_file

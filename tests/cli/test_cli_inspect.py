@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from commands import mistake
 
-from ratchet.amd.profile import inspection
+from ratchet.amd import profile
 from ratchet.cli import main
 from ratchet.judge.trial.kernel_trial import why_no_kernels
 
@@ -167,8 +167,8 @@ def test_a_target_without_a_kernel_or_with_an_error_has_not_compiled() -> None:
         (good | {"error": "the entry raised OSError"}, False),
         ({"kernels": [], "error": None}, False),
     ):
-        assert inspection.all_compiled({"targets": {"a": good, "b": one}}) is compiled
-    assert not inspection.all_compiled({"targets": {}})
+        assert profile.all_compiled({"targets": {"a": good, "b": one}}) is compiled
+    assert not profile.all_compiled({"targets": {}})
 
 
 @pytest.mark.thorough

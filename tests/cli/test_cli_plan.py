@@ -14,7 +14,7 @@ import commands
 import pytest
 
 from ratchet.cli import main
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig
 
 PLAN = ("plan", "llama3-8b", "--cluster", "mi300x:8x2", "--batch", "64")

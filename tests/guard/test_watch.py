@@ -14,8 +14,8 @@ from noisy_repository import git, make_repository
 
 from ratchet.base.measure import Ratio
 from ratchet.cli import main
+from ratchet.guard.history import gather
 from ratchet.guard.history.formats import write_results
-from ratchet.guard.history.series import gather
 from ratchet.guard.watch import MARKER, junit_xml, markdown_comment
 from ratchet.guard.watch.suite import (
     SMOKE,

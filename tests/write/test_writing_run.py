@@ -19,7 +19,7 @@ from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.revision import revision
 from ratchet.write import roster, write
 from ratchet.write.author import Author, Progress, Proposal
-from ratchet.write.form.form import UnsupportedOp
+from ratchet.write.form import UnsupportedOp
 from ratchet.write.outcome import failed_result
 from ratchet.write.problem_run import TURN_SHARE, RunEvent
 from ratchet.write.roster import Setting

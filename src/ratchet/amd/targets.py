@@ -29,7 +29,7 @@ from ratchet.amd.emulator.hip_build import (
 from ratchet.amd.emulator.launch import NOT_EMULATED
 from ratchet.amd.emulator.program import NO_TRITON, pretended_device
 from ratchet.amd.port.patch import ported
-from ratchet.amd.profile.inspection import profile_in_verdict
+from ratchet.amd.profile import profile_in_verdict
 from ratchet.base import Json, address, scratch
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError, RatchetError

@@ -11,9 +11,12 @@ import typer
 
 from ratchet.cli.app import (
     COMMAND,
+    PROBLEM_HELP,
     AsJson,
     Debug,
+    EntryName,
     LedgerUrl,
+    ScaleFactor,
     after_dashes,
     app,
     listed,
@@ -21,7 +24,6 @@ from ratchet.cli.app import (
     print_result,
     show,
 )
-from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
 
 if TYPE_CHECKING:
     pass
@@ -184,12 +186,7 @@ def inspect(
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
 
-    from ratchet.amd.profile.inspection import (
-        all_compiled,
-        find_action,
-        inspect_kernel,
-        inspection_report,
-    )
+    from ratchet.amd.profile import all_compiled, find_action, inspect_kernel, inspection_report
 
     if read is not None:
         find_action(read.language)

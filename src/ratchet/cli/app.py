@@ -180,3 +180,22 @@ def group(name: str, words: str) -> typer.Typer:
 def listed(names: str) -> tuple[str, ...]:
     """Return the names of an option that separates them by commas."""
     return tuple(filter(None, (one.strip() for one in names.split(","))))
+
+
+# Arguments and options that `judge` and `inspect` share.
+
+PROBLEM_HELP = "A problem's file (KernelBench's form or ours), or the name of a shipped problem."
+EntryName = Annotated[
+    str | None,
+    typer.Option(
+        "--entry", metavar="NAME", help="Function to call. Default: the one named after PROBLEM."
+    ),
+]
+ScaleFactor = Annotated[
+    str,
+    typer.Option(
+        "--scale",
+        metavar="auto|N",
+        help="Shrink a KernelBench problem to fit this machine, or its emulator, or by a factor.",
+    ),
+]

@@ -138,7 +138,7 @@ def compare(
         progress.spend("preparing both sides")
         with make_sides(request) as sides:
             # numpy is imported from here on: mistakes in the call are already answered.
-            from ratchet.guard.compare.comparison import compare_sides, comparison_report
+            from ratchet.guard.compare import compare_sides, comparison_report
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
     show(as_json, outcome.as_json, lambda: comparison_report(outcome), outcome.warnings)

@@ -79,7 +79,7 @@ def export(
 
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet.base.show.terminal import working
-    from ratchet.train.publish.export import run_export
+    from ratchet.train.publish import run_export
     from ratchet.train.publish.export_result import export_report
 
     with working(f"exporting {subject}"):

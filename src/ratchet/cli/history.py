@@ -44,8 +44,8 @@ def show_(
     from ratchet.base.ledger.books import ObservationBook
     from ratchet.base.show.terminal import working
     from ratchet.base.show.words import parse_share
+    from ratchet.guard.history import analyse, check_matched, compiled, gather
     from ratchet.guard.history.incidents import follow, incidents
-    from ratchet.guard.history.series import analyse, check_matched, compiled, gather
     from ratchet.guard.history.show import history_document, history_report
 
     least = parse_share(at_least, "--at-least")
@@ -138,8 +138,8 @@ def export(
     """Write results of the ledger to a file."""
     from ratchet.base.ledger import Ledger
     from ratchet.base.ledger.books import ObservationBook
+    from ratchet.guard.history import check_matched, compiled, key_of
     from ratchet.guard.history.formats import write_results
-    from ratchet.guard.history.series import check_matched, compiled, key_of
     from ratchet.guard.history.show import export_document, left_out_words
 
     pattern = compiled(only)

@@ -11,8 +11,18 @@ import typer
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import AsJson, Debug, DeviceName, LedgerUrl, app, print_json, print_result
-from ratchet.cli.judging import PROBLEM_HELP, EntryName, ScaleFactor
+from ratchet.cli.app import (
+    PROBLEM_HELP,
+    AsJson,
+    Debug,
+    DeviceName,
+    EntryName,
+    LedgerUrl,
+    ScaleFactor,
+    app,
+    print_json,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from ratchet.judge.court.court import Court

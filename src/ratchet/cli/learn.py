@@ -123,8 +123,7 @@ def _option(setting: LearnSetting, defaults: dict[str, object]) -> inspect.Param
     )
 
 
-MAKES_MODEL = ("pretrain", "base")
-"""Stages that begin with a new model, unless one is named."""
+MAKES_MODEL = ("pretrain", "base")  # Stages that begin with a new model, unless one is named
 ENDED = {"done": "all steps done", "budget": "its time is over", "forgetting": "it forgot too much"}
 
 

@@ -128,7 +128,8 @@ def plan(
     debug: Debug = False,
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
-    from ratchet.scale.plan import ask, show
+    from ratchet.scale import plan as ask
+    from ratchet.scale.plan import show
 
     request = ask.PlanRequest(
         model=model,

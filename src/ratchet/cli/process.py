@@ -78,8 +78,7 @@ def standing_in() -> Iterator[None]:
         sys.stdout, sys.stderr = streams
 
 
-_kept: list[TextIO] = []
-"""Stdout, while what is printed goes to stderr."""
+_kept: list[TextIO] = []  # Stdout, while what is printed goes to stderr
 
 
 @contextlib.contextmanager
@@ -138,8 +137,7 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 codecs.register_error(PLAIN, _in_ascii)
 
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""Signals of `timeout`, a CI runner and a closed terminal."""
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # Signals of `timeout`, a CI runner and a closed terminal
 SAME_S = 2.0
 """A second signal this soon is the first one again: `timeout` sends its own to the process and to
 its group. It must not cut the tidying short."""

@@ -61,14 +61,8 @@ def sweep(
 
     from ratchet.base.devices.probe import probe
     from ratchet.base.files import write_whole
-    from ratchet.guard.sweep.model_types import (
-        ROWS,
-        SweepLine,
-        SweepSettings,
-        sweep_markdown,
-        sweep_report,
-    )
-    from ratchet.guard.sweep.model_types import sweep as run
+    from ratchet.guard.sweep import ROWS, SweepLine, SweepSettings, sweep_markdown, sweep_report
+    from ratchet.guard.sweep import sweep as run
 
     settings = SweepSettings(
         out=out,

@@ -157,7 +157,7 @@ def report(
     from ratchet.trace.compare import report_run
     from ratchet.trace.export import document, ranks_document, ranks_tables, report_tables
     from ratchet.trace.ranks import Ranks
-    from ratchet.trace.show.report import render_trace_page, trace_report
+    from ratchet.trace.show import render_trace_page, trace_report
 
     _check_outputs(out, parquet)
     with working(f"reading {run}"):

@@ -12,6 +12,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.files import make_folder
 from ratchet.base.serialise import document_of
 from ratchet.cli.app import (
+    PROBLEM_HELP,
     AsJson,
     BatchSize,
     Debug,
@@ -23,7 +24,6 @@ from ratchet.cli.app import (
     print_json,
     print_result,
 )
-from ratchet.cli.judging import PROBLEM_HELP
 from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:

@@ -23,21 +23,17 @@ from ratchet.base.process import families, watchdog
 LAST_NUMBER = "last-number"
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _TAIL = 300
-_MOST_BYTES = 1 << 24
-"""Bytes kept of the end of a command's output."""
+_MOST_BYTES = 1 << 24  # Bytes kept of the end of a command's output
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
-    code: int
-    """Below 0 if a signal ended it."""
-    late: bool
-    """True if it was killed at its limit."""
+    code: int  # Below 0 if a signal ended it
+    late: bool  # True if it was killed at its limit
     time_s: float
     cpu_time_s: float
     """User and system time of the command and all of its children that it waited for."""
-    peak_memory_bytes: float
-    """Peak of the largest process among them; 0 if it is not known."""
+    peak_memory_bytes: float  # Peak of the largest process among them; 0 if it is not known
     out: str
     err: str
 
@@ -170,8 +166,7 @@ class Checkout:
     root: Path
     folder: Path
     """As deep below the root as the folder that was asked from; the root if it is not there."""
-    why: str
-    """Empty if it is built."""
+    why: str  # Empty if it is built
 
 
 class Checkouts:

@@ -39,10 +39,8 @@ class Targets(Protocol):
 
     DECIDING: tuple[str, ...]
     """Patterns of the files that decide an emulated verdict (`ratchet.judge.revision`)."""
-    INTERPRETER: str
-    """The words for a run in Triton's interpreter."""
-    RIGHT: str
-    """The reason of a verdict on a kernel that was right there."""
+    INTERPRETER: str  # The words for a run in Triton's interpreter
+    RIGHT: str  # The reason of a verdict on a kernel that was right there
 
     def toolchain(self, target: str, /) -> str: ...
     def make_ready(self, kernel: Kernel, target: str, /) -> None: ...

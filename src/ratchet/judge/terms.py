@@ -20,8 +20,7 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.verdict import Status, Verdict
 
 SHORTEST_LIMIT_S = 1.0
-LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")
-"""Languages that can be judged."""
+LANGUAGES: Final[tuple[Language, ...]] = ("cpp", "torch", "triton")  # Languages that can be judged
 PROFILED: Final[tuple[Language, ...]] = ("triton", "hip")
 """Languages whose kernels have a static profile."""
 SETTLED: Final[tuple[Status, ...]] = ("correct", "wrong", "cheating")
@@ -53,31 +52,25 @@ class Terms:
     """The function to call, if neither the file nor its problem's name tells."""
     tier: Tier | None = None
     """Tier of the cases; by default the one that fits the device, or all of a Problem's."""
-    scale: Scale = "auto"
-    """Shrinks a problem in KernelBench's form."""
+    scale: Scale = "auto"  # Shrinks a problem in KernelBench's form
     task: Task | None = None
     """`own` if the work must run in the kernel's own code, or `any`; None: as the problem says."""
     frozen_weights: bool = False
     """Keep the weights that a KernelBench model's constructor draws: another problem."""
-    time_limit_s: float = 60.0
-    """For reading a problem's file and judging together."""
+    time_limit_s: float = 60.0  # For reading a problem's file and judging together
     spent_s: float = 0.0
     """Seconds of the time limit that are gone, for instance on reading the problem."""
-    against_compile: bool = False
-    """Time torch.compile of the reference in the same rounds."""
+    against_compile: bool = False  # Time torch.compile of the reference in the same rounds
     device: str = "auto"
     """`cpu`, `cuda` or `cuda:N`; by default Triton's kernels take a GPU where there is one."""
     among: int = 1
     """Verdicts of which the caller takes the best. Together they are falsely `proven` no
     more often than one alone, by a stricter level (Bonferroni)."""
-    target: str | None = None
-    """A GPU whose machine code is emulated, such as `gfx942`."""
-    profiled: tuple[str, ...] = ()
-    """AMD targets of the static profile of a kernel in Triton or HIP."""
+    target: str | None = None  # A GPU whose machine code is emulated, such as `gfx942`
+    profiled: tuple[str, ...] = ()  # AMD targets of the static profile of a kernel in Triton or HIP
     compared: bool = False
     """Estimate the bound of the reference's compiled kernels too, if a `target` is given."""
-    seed: int | None = None
-    """For tests. A verdict whose seed was known is never kept."""
+    seed: int | None = None  # For tests. A verdict whose seed was known is never kept.
 
     @staticmethod
     def of(**given: Unpack[Options]) -> Terms:
@@ -129,8 +122,7 @@ class JudgedKernel:
     kernel: Kernel
     problem: Problem
     judged_at: str
-    recalled: bool
-    """True if the ledger held the verdict and it was not judged again."""
+    recalled: bool  # True if the ledger held the verdict and it was not judged again
 
 
 def trial_of(terms: Terms, judged_at: str) -> dict[str, object]:

@@ -17,7 +17,7 @@ from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile.hip_compiler import HipBinary, compile_whole, find_hip
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.hip_loading import HipProgram
-from ratchet.amd.profile.inspection import hip_interface
+from ratchet.amd.profile import hip_interface
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.workers.candidate.results import ResultForm
 

@@ -20,7 +20,7 @@ from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.hip_loading import HipProgram
 from ratchet.amd.port.patch import edited
 from ratchet.amd.port.scan import scan
-from ratchet.amd.profile.inspection import hip_interface
+from ratchet.amd.profile import hip_interface
 from ratchet.judge.sandbox.rocm import find_tool
 
 pytestmark = [

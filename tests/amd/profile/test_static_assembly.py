@@ -8,6 +8,7 @@ import math
 
 import pytest
 
+from ratchet.amd import profile as inspection
 from ratchet.amd.architectures import (
     ARCHITECTURES,
     find_architectures,
@@ -15,9 +16,8 @@ from ratchet.amd.architectures import (
 )
 from ratchet.amd.compile import assembly
 from ratchet.amd.compile.process import CompiledKernel, read_profile
-from ratchet.amd.profile import inspection, kernel_facts
+from ratchet.amd.profile import find_case, inspect_kernel, kernel_facts
 from ratchet.amd.profile.dot_work import DotCounter, dot_work
-from ratchet.amd.profile.inspection import find_case, inspect_kernel
 from ratchet.amd.targets import interpreted
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import JudgeError, KernelError

@@ -15,7 +15,7 @@ import static_kernels as given
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile import tools
-from ratchet.amd.profile.inspection import inspect_kernel
+from ratchet.amd.profile import inspect_kernel
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.kernel import TARGETS, Kernel

@@ -20,13 +20,13 @@ from made_up_verdict import judged_of, make_judged
 from ratchet.base.show import page
 from ratchet.base.show.model import Column
 from ratchet.base.show.page import PageState
+from ratchet.guard.history import analyse, gather
 from ratchet.guard.history.incidents import incidents
-from ratchet.guard.history.series import analyse, gather
 from ratchet.guard.history.show import render_history_page
 from ratchet.judge.court.show import verdict_report
 from ratchet.judge.court.show_suite import suite_report
+from ratchet.trace.show import render_trace_page
 from ratchet.trace.show.diff import render_diff_page
-from ratchet.trace.show.report import render_trace_page
 from ratchet.train.turn.show import render_page
 from ratchet.write.learn.show import render_learn_page
 from ratchet.write.show import render_write_page

@@ -17,7 +17,7 @@ from ratchet.base.measure import Sample, contest
 from ratchet.base.measure.metrics import Readings
 from ratchet.cli import main
 from ratchet.guard.compare.workloads import WorkloadContest
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig
 
 MODEL = """
@@ -75,7 +75,7 @@ def own_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(contest, "MOST_ROUNDS", 6)
-    monkeypatch.setattr("ratchet.guard.compare.comparison.WorkloadContest", MadeUpTimes)
+    monkeypatch.setattr("ratchet.guard.compare.WorkloadContest", MadeUpTimes)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(MODEL)
     yield

@@ -10,6 +10,7 @@ from history_rows import rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratchet.guard.history import analyse_one, gather
 from ratchet.guard.history.change_points import (
     ChangePointFinder,
     change_points,
@@ -18,7 +19,6 @@ from ratchet.guard.history.change_points import (
     p_value,
     step_at,
 )
-from ratchet.guard.history.series import analyse_one, gather
 
 
 def _ar1(rng: np.random.Generator, length: int) -> np.ndarray:

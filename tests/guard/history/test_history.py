@@ -14,8 +14,8 @@ from history_rows import noisy, revision_of, rows
 from ratchet.base.errors import HistoryError
 from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import ObservationBook
+from ratchet.guard.history import analyse, analyse_one, gather
 from ratchet.guard.history.incidents import Incident, follow, incidents, mark
-from ratchet.guard.history.series import analyse, analyse_one, gather
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from commands_guard import mistake
 from history_rows import noisy, revision_of, rows
 
 from ratchet.cli import main
+from ratchet.guard.history import analyse, gather
 from ratchet.guard.history.formats import write_results
 from ratchet.guard.history.incidents import incidents
-from ratchet.guard.history.series import analyse, gather
 from ratchet.guard.history.show import render_history_page
 
 

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from ratchet.guard.sweep import trial
-from ratchet.guard.sweep.model_types import SweepResult
+from ratchet.guard.sweep import SweepResult, trial
 from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow
 from ratchet.train.graph.scope import InstallReport
 from ratchet.train.workloads.hf_config import HEADS

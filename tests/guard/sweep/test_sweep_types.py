@@ -10,8 +10,8 @@ import pytest
 
 from ratchet.base.errors import GuardError
 from ratchet.cli import main
-from ratchet.guard.sweep import model_types
-from ratchet.guard.sweep.model_types import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
+from ratchet.guard import sweep as model_types
+from ratchet.guard.sweep import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
 from ratchet.guard.sweep.row import ArmRun, TypeRow
 from ratchet.train.workloads.hf_config import trained_types
 

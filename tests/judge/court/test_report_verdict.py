@@ -12,7 +12,7 @@ from html_pages import CHROMIUM, all_in_chromium, hostile, in_chromium, tags
 from made_up_verdict import CHOICES, judged_of, make_judged, make_profile, make_row
 from rich.console import Console
 
-from ratchet.amd.profile.inspection import inspection_report
+from ratchet.amd.profile import inspection_report
 from ratchet.base.show.page import render_page
 from ratchet.base.show.terminal import make_console, print_report
 from ratchet.judge.court.show import MEANING, static_tables, verdict_report

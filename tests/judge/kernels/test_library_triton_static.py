@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.amd.profile.inspection import inspect_kernel
+from ratchet.amd.profile import inspect_kernel
 from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.suites import find_problem

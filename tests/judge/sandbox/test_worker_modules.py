@@ -16,7 +16,7 @@ import pytest
 
 import ratchet
 from ratchet.amd.compile.process import PROFILE_WORKER
-from ratchet.amd.profile.inspection import inspect_kernel
+from ratchet.amd.profile import inspect_kernel
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.suites import find_problem

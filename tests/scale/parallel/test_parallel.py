@@ -29,9 +29,9 @@ from ratchet.scale.parallel.rank import WARMUP_STEPS, ArmOnRank, RankRequest
 from ratchet.scale.parallel.show import parallel_bench_report, parallel_turn_report
 from ratchet.scale.parallel.turn import OneProcess
 from ratchet.train.levers import Lever, Situation
+from ratchet.train.recipe import Candidate, Recipe
 from ratchet.train.recipe.apply import apply
 from ratchet.train.recipe.ranks import check_alike
-from ratchet.train.recipe.recipe import Candidate, Recipe
 from ratchet.train.turn.settings import make_settings
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load

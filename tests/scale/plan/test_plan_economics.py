@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ratchet.base.errors import PlanError
-from ratchet.scale.plan.ask import cost_of, savings
+from ratchet.scale.plan import cost_of, savings
 from ratchet.scale.plan.calibrate import calibrated
 from ratchet.scale.plan.cluster import parse_cluster
 from ratchet.scale.plan.commands import jobset, slurm, torchrun

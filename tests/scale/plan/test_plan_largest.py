@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ratchet.base.errors import PlanError
-from ratchet.scale.plan.ask import HIDDEN, Trainables, ladder_shape, largest
+from ratchet.scale.plan import HIDDEN, Trainables, ladder_shape, largest
 from ratchet.scale.plan.cluster import parse_cluster
 from ratchet.scale.plan.layout import STACKS, Layout
 from ratchet.scale.plan.search import make_asked, plan, plan_degrees, room_bytes

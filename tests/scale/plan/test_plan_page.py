@@ -8,7 +8,7 @@ import pytest
 from html_pages import CHROMIUM, all_in_chromium
 
 from ratchet.base.show.page import render_page
-from ratchet.scale.plan.ask import PlanRequest, planned
+from ratchet.scale.plan import PlanRequest, planned
 from ratchet.scale.plan.show import plan_report
 
 PROBE = """(page) => {

@@ -18,7 +18,7 @@ from ratchet.trace.answers.report import Report, report
 from ratchet.trace.export import document, report_tables
 from ratchet.trace.read import without_device_work
 from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Trace
-from ratchet.trace.show.report import render_trace_page, trace_report
+from ratchet.trace.show import render_trace_page, trace_report
 
 SMALL = ("mi250-minitoy-rocm6.2", "mi300x-compile-triton", "h100-bert-small")
 """Of several profilers, and quickly read. rocprofv3-908 holds nothing but GPU events."""

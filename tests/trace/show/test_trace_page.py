@@ -15,6 +15,7 @@ from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_u
 
 from ratchet.trace.answers.counters import CounterRow
 from ratchet.trace.answers.report import Report
+from ratchet.trace.show import render_trace_page
 from ratchet.trace.show.diff import render_diff_page
 from ratchet.trace.show.figures import (
     change_bars,
@@ -25,7 +26,6 @@ from ratchet.trace.show.figures import (
     roofline_plot,
     series_lanes,
 )
-from ratchet.trace.show.report import render_trace_page
 
 KNOWN = ("platform", "sort", "state", "bound", "look", "kind", "under")
 """Keys whose values are Ratchet's own words, not a file's."""

@@ -15,9 +15,9 @@ from ratchet.base.show.model import grid
 from ratchet.base.show.terminal import FittedTable, print_report
 from ratchet.base.show.words import share_of, show_bandwidth
 from ratchet.trace.merge import Merged, MergedRank
+from ratchet.trace.show import trace_report
 from ratchet.trace.show.diff import diff_report, merged_report
 from ratchet.trace.show.names import last_modules, short_shapes
-from ratchet.trace.show.report import trace_report
 
 
 def console() -> tuple[Console, io.StringIO]:

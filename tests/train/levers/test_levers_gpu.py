@@ -12,8 +12,8 @@ from test_levers_rocm import situation
 from torch import Tensor, nn
 
 from ratchet.train.levers import all_levers
+from ratchet.train.recipe import with_config
 from ratchet.train.recipe.module_calls import ModuleCall
-from ratchet.train.recipe.recipe import with_config
 from ratchet.train.turn.rivals import RivalModes
 from ratchet.train.turn.schedule import Costs
 from ratchet.train.workloads.compiling import REPLAYS, BoundedCompile

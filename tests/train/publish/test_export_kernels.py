@@ -21,9 +21,9 @@ from ratchet.judge.kernels.languages.cpp import compile_kernel
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
-from ratchet.train.publish import export
+from ratchet.train import publish
+from ratchet.train.publish import export_kernels, run_export
 from ratchet.train.publish.admitted import AdmittedKernel, AdmittedRecipe
-from ratchet.train.publish.export import export_kernels, run_export
 from ratchet.train.publish.layouts import ExportLayout, hub_layout, wheel_layout
 from ratchet.train.publish.package import KERNELS, KernelPackage
 from ratchet.train.recipe.installed import InstalledKernel, RegionKernel
@@ -121,7 +121,7 @@ def test_nothing_appears_if_a_check_fails(
     if fault == "the judge says wrong":
         judge = MadeUpJudge(right={"rms_norm_forward": "wrong"})
         monkeypatch.setattr(machines, "KernelJudge", judge)
-        monkeypatch.setattr("ratchet.train.publish.export.loaded", lambda *_: None)
+        monkeypatch.setattr("ratchet.train.publish.loaded", lambda *_: None)
     else:
         monkeypatch.setattr(KernelPackage, "tests", lambda *_: b"raise AssertionError('rope')\n")
     with pytest.raises(PublishError, match=r"is wrong after the export|nothing is written.*rope"):
@@ -159,7 +159,7 @@ def test_a_call_that_cannot_be_answered_is_one_line(
     refused("cannot be read", folder / "none.json", folder / "out")
     refused("small letters", good, folder / "out", name="Not A Name")
     refused("--script goes with --to patch", good, folder / "out", script=good)
-    monkeypatch.setattr(export, "find_spec", lambda _: None)
+    monkeypatch.setattr(publish, "find_spec", lambda _: None)
     refused(r"torch-ratchet\[publish\]", good, folder / "out", form="kernels")
     assert not (folder / "out").exists() and (full / "mine.txt").read_text() == "mine"
 
@@ -167,12 +167,12 @@ def test_a_call_that_cannot_be_answered_is_one_line(
 def test_what_is_read_back_is_the_kernel_that_was_written(tmp_path: Path) -> None:
     made = package("rms_norm", "linear_cross_entropy")
     layout = wheel_layout(made)
-    export.write_files(tmp_path, layout.files)
-    found = export.read_back(tmp_path, layout)
+    publish.write_files(tmp_path, layout.files)
+    found = publish.read_back(tmp_path, layout)
     assert found == {one.kernel.hash: one.kernel for one in made.admitted.kernels}
     source = next((tmp_path / layout.package / "csrc").glob("rms_norm*.cpp"))
     source.write_text(source.read_text() + "// changed\n")
-    changed = export.read_back(tmp_path, layout)
+    changed = publish.read_back(tmp_path, layout)
     assert any(one.hash != hash for hash, one in changed.items())
 
 
@@ -220,9 +220,9 @@ def test_a_region_becomes_an_op_with_its_kernel(tmp_path: Path) -> None:
     own = AdmittedKernel(installed=region, kernel=kernel, built=built, verdict=None)
     made = AdmittedRecipe(recipe=recipe(), kernels=(own,), left_out={}, machine="m", versions={})
     layout = wheel_layout(KernelPackage(made, "own_region"))
-    export.write_files(tmp_path, layout.files)
-    assert export.loaded(tmp_path, layout) == export.LoadedExport(tests=1, left_out={})
-    assert export.read_back(tmp_path, layout) == {kernel.hash: kernel}
+    publish.write_files(tmp_path, layout.files)
+    assert publish.loaded(tmp_path, layout) == publish.LoadedExport(tests=1, left_out={})
+    assert publish.read_back(tmp_path, layout) == {kernel.hash: kernel}
 
 
 @pytest.mark.skipif(find_spec("kernels") is None, reason="the package kernels is not installed")

@@ -19,8 +19,8 @@ from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.revision import revision
+from ratchet.train.recipe import Recipe
 from ratchet.train.recipe.installed import InstalledKernel
-from ratchet.train.recipe.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig
 
 pytestmark = [pytest.mark.compiler, pytest.mark.timeout(600)]

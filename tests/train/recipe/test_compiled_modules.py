@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import ratchet
-from ratchet.train.recipe.recipe import signature_of
+from ratchet.train.recipe import signature_of
 from ratchet.train.workloads.config import StepConfig
 
 pytestmark = QUIET

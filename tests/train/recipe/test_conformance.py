@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import ratchet
 from ratchet.base.errors import RatchetError
-from ratchet.train.recipe.recipe import signature_of
+from ratchet.train.recipe import signature_of
 from ratchet.train.workloads.config import AUTOCAST, StepConfig
 
 WHOLE = {"compile_mode": "default"}

@@ -13,7 +13,7 @@ from test_script_steps import QUIET, said
 from torch import Tensor, nn
 
 import ratchet
-from ratchet.train.recipe.recipe import signature_of
+from ratchet.train.recipe import signature_of
 from ratchet.train.recipe.script_state import loses_gradient
 from ratchet.train.workloads.config import StepConfig
 

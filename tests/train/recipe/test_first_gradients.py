@@ -15,9 +15,8 @@ from torch._dynamo.utils import counters
 from torch.autograd import grad
 
 import ratchet
-from ratchet.train.recipe import first_call
+from ratchet.train.recipe import first_call, signature_of
 from ratchet.train.recipe.first_call import Seen, _backwards
-from ratchet.train.recipe.recipe import signature_of
 from ratchet.train.workloads.config import StepConfig
 
 pytestmark = QUIET

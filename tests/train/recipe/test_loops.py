@@ -23,9 +23,8 @@ from torch import nn
 
 import ratchet
 from ratchet.base.errors import RecipeError
-from ratchet.train.recipe import apply
+from ratchet.train.recipe import Candidate, Recipe, apply, signature_of
 from ratchet.train.recipe.installed import ReadyKernels
-from ratchet.train.recipe.recipe import Candidate, Recipe, signature_of
 from ratchet.train.turn.compose import paste_lines
 from ratchet.train.workloads.config import StepConfig
 

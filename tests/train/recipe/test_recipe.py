@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from ratchet.base.errors import RecipeError
+from ratchet.train.recipe import SCHEMA, ModelSignature, Recipe
 from ratchet.train.recipe.installed import InstalledKernel
-from ratchet.train.recipe.recipe import SCHEMA, ModelSignature, Recipe
 from ratchet.train.workloads.config import StepConfig
 
 

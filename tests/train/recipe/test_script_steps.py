@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import ratchet
 from ratchet.base.errors import RecipeError
+from ratchet.train.recipe import Recipe, signature_of
 from ratchet.train.recipe.compiled_step import CompiledStep
-from ratchet.train.recipe.recipe import Recipe, signature_of
 from ratchet.train.workloads.config import StepConfig
 
 QUIET = [

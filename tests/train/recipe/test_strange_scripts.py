@@ -17,8 +17,8 @@ from torch.func import functional_call, grad, vmap
 
 import ratchet
 from ratchet.base.errors import RecipeError
+from ratchet.train.recipe import signature_of
 from ratchet.train.recipe.fits import check_optimizers
-from ratchet.train.recipe.recipe import signature_of
 from ratchet.train.workloads.config import StepConfig
 
 pytestmark = QUIET

@@ -25,8 +25,8 @@ from ratchet.base.measure import Timing
 from ratchet.judge.steps import arms as recipe_trial
 from ratchet.judge.steps.arms import ArmSpec
 from ratchet.judge.steps.numerics import GradientCheck
+from ratchet.train.recipe import Candidate, wanted_libraries, with_config
 from ratchet.train.recipe.installed import InstalledKernel
-from ratchet.train.recipe.recipe import Candidate, wanted_libraries, with_config
 from ratchet.train.turn import arms, compose, headroom, loop, schedule, screen, search
 from ratchet.train.turn.loop import Outcome
 from ratchet.train.turn.optimize_result import IdentityResult, OpTime, StepProfile

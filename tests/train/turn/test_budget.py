@@ -19,7 +19,7 @@ from simulated_turns import CEILINGS, NO_BF16, World, run
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.show.terminal import print_report
-from ratchet.train.recipe.recipe import Candidate, with_config
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn.comparisons import headline
 from ratchet.train.turn.schedule import WARM, Costs, together_s
 from ratchet.train.turn.show import optimize_report, render_page

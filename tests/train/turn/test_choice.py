@@ -12,7 +12,7 @@ from simulated_turns import CEILINGS, World, run
 
 from ratchet.base.measure import Sample
 from ratchet.base.measure.sitting import Sitting, TimedTogether
-from ratchet.train.recipe.recipe import Candidate, with_config
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn.choice import Found, choose, roles
 from ratchet.train.turn.optimize_result import Change, LossResult
 from ratchet.train.turn.prove import TWIN, Prover

@@ -228,7 +228,7 @@ def test_a_kernel_that_this_version_lacks_is_left_out(
 def test_a_workload_s_step_leaves_them_out_too(
     ledger: str, judge: MadeUpJudge, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from ratchet.train.recipe.recipe import signature_of
+    from ratchet.train.recipe import signature_of
     from ratchet.train.workloads import load
 
     judge.fast["adamw_step"] = "correct"

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from simulated_turns import CEILINGS, World, run
 
-from ratchet.train.recipe.recipe import Candidate, with_config
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn import compose
 from ratchet.train.turn.rivals import Baseline
 from ratchet.train.turn.schedule import Costs, TurnSchedule

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.train.levers import Lever, Situation, kernel_levers, region_lever
-from ratchet.train.recipe.recipe import Candidate, with_config
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn import selection as selection_module
 from ratchet.train.turn.headroom import Worth
 from ratchet.train.turn.schedule import TurnSchedule

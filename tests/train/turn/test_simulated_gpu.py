@@ -17,7 +17,7 @@ import json
 from ratchet.base.devices.probe import probe
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.train.turn.arm import make_arm
-from ratchet.train.recipe.recipe import with_config
+from ratchet.train.recipe import with_config
 from ratchet.train.recipe.installed import InstalledKernel
 from ratchet.train.workloads.config import StepConfig
 

@@ -13,7 +13,7 @@ from simulated_turns import CEILINGS, World, run
 from ratchet.base.errors import ArmFailure, CompilerMissing
 from ratchet.base.measure.sitting import Sitting
 from ratchet.train.levers import Situation
-from ratchet.train.recipe.recipe import Candidate, with_config
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn import rivals as rivals_module
 from ratchet.train.turn.rivals import Baseline, RivalModes
 from ratchet.train.turn.schedule import Costs

@@ -16,7 +16,7 @@ from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.problems.suites import find_problem
-from ratchet.write.form.form import Fold, LoopForm, Map, Scatter, Source, UnsupportedOp
+from ratchet.write.form import Fold, LoopForm, Map, Scatter, Source, UnsupportedOp
 from ratchet.write.form.forms import form_as_json, form_from_json, forms_of
 from ratchet.write.form.lower import lower
 from ratchet.write.generator.fusion import Alone, LoopNest, planned

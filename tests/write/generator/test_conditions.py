@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratchet.judge.problems.suites import find_problem
+from ratchet.write.form import Matmul
 from ratchet.write.form.extent import Extent, named, whole
-from ratchet.write.form.form import Matmul
 from ratchet.write.form.forms import forms_of
 from ratchet.write.generator.conditions import Band, LoopSplits, left_band, needed_band
 from ratchet.write.generator.fusion import planned

@@ -17,7 +17,7 @@ from ratchet.amd.targets import interpreted
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
-from ratchet.write.form.form import Fold, Map, Scan
+from ratchet.write.form import Fold, Map, Scan
 from ratchet.write.form.forms import forms_of
 from ratchet.write.form.op_table import FOLD_OPS, FOLDS, MAP_OPS, MAPS, MapOp, filled
 from ratchet.write.generator import space_for

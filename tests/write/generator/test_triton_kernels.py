@@ -9,7 +9,7 @@ import pytest
 from answers import assert_right
 from test_generated_kernels import BATCHES, random_problem
 
-from ratchet.amd.profile.inspection import inspect_kernel
+from ratchet.amd.profile import inspect_kernel
 from ratchet.amd.targets import interpreted
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.case import Case, TensorSpec
@@ -17,7 +17,7 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.write.author import Schedule
-from ratchet.write.form.form import UnsupportedOp
+from ratchet.write.form import UnsupportedOp
 from ratchet.write.generator import space_for
 from ratchet.write.generator.schedule import TILE_OPTIONS
 

@@ -93,8 +93,7 @@ class Suspect:
     revision: str
     subject: str
     probability: float
-    skipped: str
-    """Why it could not be measured; empty if it was, or was not needed."""
+    skipped: str  # Why it could not be measured; empty if it was, or was not needed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,16 +104,13 @@ class BisectResult:
     reason: str
     good: str
     bad: str
-    commits: int
-    """Between GOOD and BAD, with BAD."""
+    commits: int  # Between GOOD and BAD, with BAD
     suspects: tuple[Suspect, ...]
     """The credible set at 95 %, the most probable first; empty if nothing was reproduced."""
-    change: float | None
-    """Change of the metric from GOOD to BAD: 0.02 is 2 % more."""
+    change: float | None  # Change of the metric from GOOD to BAD: 0.02 is 2 % more
     low: float | None
     high: float | None
-    pairs: dict[str, int]
-    """The number measured at the ends, in the search and in the confirmation."""
+    pairs: dict[str, int]  # The number measured at the ends, in the search and in the confirmation
     resumed_pairs: int
     notes: tuple[str, ...]
 
@@ -126,8 +122,7 @@ class BisectResult:
 class JournalLine(CommitPair, frozen=True, kw_only=True, omit_defaults=True):
     """One pair, or a commit that is skipped."""
 
-    phase: str
-    """`ends`, `search`, `confirm` or `skip`."""
+    phase: str  # `ends`, `search`, `confirm` or `skip`
     why: str = ""
 
 
@@ -172,8 +167,7 @@ OnPair = Callable[[str, int, float], None]
 """Called with the phase, the pairs so far, and the highest probability of a commit."""
 Measure = Callable[[int], float | str]
 """Measures a commit of the range once; returns its metric, or why it has none."""
-CERTAIN = 2.5
-"""Standard errors of the effect within which it surely lies."""
+CERTAIN = 2.5  # Standard errors of the effect within which it surely lies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,10 +175,8 @@ class BisectOptions:
     command: MeasuredCommand
     build: str = ""
     build_limit_s: float = 3600.0
-    most_pairs: int = 400
-    """In the search."""
-    at_least: float = 0.005
-    """A difference of the endpoints that is surely smaller is none."""
+    most_pairs: int = 400  # In the search
+    at_least: float = 0.005  # A difference of the endpoints that is surely smaller is none
     seed: int = 0
 
 

@@ -32,14 +32,11 @@ from ratchet.base.measure import FloatArray
 STOP = 0.95
 """A commit with this posterior probability is the answer, if its parent is seen to differ."""
 GOOD = -1
-SETTLED = 4
-"""Times that pairs of an earlier run are weighed."""
-_CLIP = 4.0
-"""Standard deviations beyond which a difference says no more."""
+SETTLED = 4  # Times that pairs of an earlier run are weighed
+_CLIP = 4.0  # Standard deviations beyond which a difference says no more
 _MOST_VARIANCE = 1e8
 """Most variance of a pair over the others': beyond it a pair says nothing but rounding."""
-_ROBUST_FROM = 8
-"""Pairs from which the noise is known well enough to tell an outlier."""
+_ROBUST_FROM = 8  # Pairs from which the noise is known well enough to tell an outlier
 _SPEEDS = np.asarray([0.0, 0.02, 0.1, 0.5, 2.0, 10.0, 100.0, 1e4])
 """Variance of the level's step from pair to pair, over that of one measurement."""
 _SIZES: FloatArray = np.asarray(4.0 ** np.arange(-2, 9), dtype=np.float64)
@@ -67,10 +64,8 @@ class Effect:
     """log(bad / good), as all pairs show it."""
 
     mean: float
-    error: float
-    """Its standard deviation."""
-    noise: float
-    """Standard deviation of one pair's difference."""
+    error: float  # Its standard deviation
+    noise: float  # Standard deviation of one pair's difference
 
 
 class CommitSearch:

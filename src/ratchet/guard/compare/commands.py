@@ -28,8 +28,7 @@ from ratchet.guard.command import NUMBER, FinishedRun, run_words
 NAMED = re.compile(rf"([A-Za-z_][\w./%-]*)\s*[=:]\s*({NUMBER})(?![\w.])")
 BARE = re.compile(NUMBER)
 SHOWN = 120
-ONLY = "value"
-"""Name of the metric of a command that prints one number without a name."""
+ONLY = "value"  # Name of the metric of a command that prints one number without a name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +36,7 @@ class CommandSide:
     """A command, where it runs, and how it is called in reports."""
 
     title: str
-    command: str
-    """Text for the shell."""
+    command: str  # Text for the shell
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     """Laid over this process's environment."""

@@ -344,6 +344,6 @@ def _in_place(name: str, place: _Place, request: CompareRequest, revision: str |
 def _recipe_environment(mode: Mode) -> dict[str, str]:
     if mode.recipe is None:
         return {}
-    from ratchet.train.recipe.recipe import Recipe
+    from ratchet.train.recipe import Recipe
 
     return Recipe.load(mode.recipe).config.variables()

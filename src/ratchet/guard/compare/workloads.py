@@ -87,8 +87,7 @@ class WorkloadSide:
     changes: Mapping[str, object] = field(default_factory=dict)
     recipe: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    python: str = ""
-    """Another interpreter, which has Ratchet installed."""
+    python: str = ""  # Another interpreter, which has Ratchet installed
 
     def arguments(self) -> dict[str, object]:
         """Return the keyword arguments of the program that builds this side's step."""

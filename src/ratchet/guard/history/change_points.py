@@ -33,8 +33,7 @@ from ratchet.base.measure import FloatArray
 
 IntArray = NDArray[np.int64]
 
-LEAST_SEGMENT = 4
-"""Points that a level must last: shorter bumps are spikes."""
+LEAST_SEGMENT = 4  # Points that a level must last: shorter bumps are spikes
 _MARGIN = 0.5
 """Standard errors that are added to an estimated correlation, so that it is seldom too small."""
 _MOST_PHI = 0.95
@@ -161,8 +160,7 @@ ALPHA = 0.3
 """Sum of the levels of all tests of one series. The tests overlap and their bound is conservative:
 1.7 to 2.3 % of series of 200 points without a change get a point 
 (`benchmarks/guard/guard_changepoints.py` measures it)."""
-_ROWS = 256
-"""Chunks that are tested in one go: what bounds the memory."""
+_ROWS = 256  # Chunks that are tested in one go: what bounds the memory
 _DROP = 6.0
 """A place whose doubled log likelihood is lower by less than this may be the place as well."""
 _TAILS: FloatArray = np.asarray([1.5, 3.0, 6.0, 30.0])
@@ -174,11 +172,9 @@ class ChangePoint:
     """A change of level before the value `index` of a series."""
 
     index: int
-    first: int
-    """The change is at `first` to `last`, and most likely at `index`."""
+    first: int  # The change is at `first` to `last`, and most likely at `index`
     last: int
-    p: float
-    """The chance of a change as clear as this in a stretch without one."""
+    p: float  # The chance of a change as clear as this in a stretch without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +191,7 @@ class ChangePointFinder:
     def __init__(self) -> None:
         self._values: FloatArray = np.empty(0)
         self._frozen: list[_Interval] = []
-        self._phis: list[float] = []
-        """One for each full chunk."""
+        self._phis: list[float] = []  # One for each full chunk
         self._placed: dict[tuple[int, int, float], ChangePoint] = {}
 
     def append(self, values: FloatArray) -> None:

@@ -23,10 +23,8 @@ class Exported:
     results: int
     series: int
     left_out_results: int
-    left_out_series: int
-    """Series that no result of is written."""
-    why: str
-    """Why something was left out; empty if nothing was."""
+    left_out_series: int  # Series that no result of is written
+    why: str  # Why something was left out; empty if nothing was
 
 
 def series_of(one: Observation) -> tuple[str, str, str]:
@@ -62,8 +60,7 @@ COLUMNS = (
     *("benchmark", "metric", "unit", "better", "revision", "committed_at"),
     *("value", "low", "high", "device", "environment"),
 )
-_OTHERS = (";", "\t", "|")
-"""Separators of other files than these."""
+_OTHERS = (";", "\t", "|")  # Separators of other files than these
 _ALIASES = {
     **dict.fromkeys(("commit", "sha"), "revision"),
     **dict.fromkeys(("time", "date", "timestamp"), "committed_at"),

@@ -42,8 +42,7 @@ class AsvResults(msgspec.Struct, kw_only=True):
     """One file of results; asv writes NaN and lists of parameters as they are."""
 
     commit_hash: str
-    date: float
-    """Unix time in milliseconds."""
+    date: float  # Unix time in milliseconds
     result_columns: list[str]
     results: dict[str, list[object]]
     env_name: str = ""

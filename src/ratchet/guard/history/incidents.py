@@ -12,7 +12,7 @@ from typing import Literal
 from ratchet.base.errors import HistoryError
 from ratchet.base.ledger.books import IncidentEvent, IncidentEventName, ObservationBook
 from ratchet.base.ledger.connect import utc_now
-from ratchet.guard.history.series import AnalysedSeries, Shift
+from ratchet.guard.history import AnalysedSeries, Shift
 
 IncidentState = Literal["open", "acknowledged", "resolved", "went away"]
 _STATES: dict[IncidentEventName, IncidentState] = {
@@ -28,12 +28,9 @@ _STATES: dict[IncidentEventName, IncidentState] = {
 class RegressedSeries:
     key: str
     shift: Shift
-    among: tuple[str, ...]
-    """The commits, one of which brought the regression."""
-    revision: str
-    """The likeliest of them."""
-    back: bool
-    """The newest level is nearer to the one before the incident."""
+    among: tuple[str, ...]  # The commits, one of which brought the regression
+    revision: str  # The likeliest of them
+    back: bool  # The newest level is nearer to the one before the incident
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,8 +41,7 @@ class Incident:
     revision: str
     committed_at: str
     state: IncidentState
-    series: tuple[RegressedSeries, ...]
-    """Empty for one that is no longer found."""
+    series: tuple[RegressedSeries, ...]  # Empty for one that is no longer found
     note: str = ""
 
     @property

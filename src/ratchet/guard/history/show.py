@@ -15,12 +15,11 @@ from ratchet.base.show import model as m
 from ratchet.base.show.figures import Plot, PlotPoint, Scale, around, dots, line_path, points_plot
 from ratchet.base.show.page import own_script, render_page
 from ratchet.base.show.words import ABSENT, show_change, show_value
+from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
 from ratchet.guard.history.csv_file import Exported
 from ratchet.guard.history.incidents import Incident
-from ratchet.guard.history.series import AnalysedSeries, HistorySeries, Shift
 
-MOST_POINTS: Final = 2000
-"""Limit of one series on the page; a longer one keeps its newest."""
+MOST_POINTS: Final = 2000  # Limit of one series on the page; a longer one keeps its newest
 MOST_ROWS: Final = 30
 MOST_KEYS: Final = 6
 WAITING: Final = ("open", "acknowledged")
@@ -109,8 +108,7 @@ class SeriesTile:
     level: str
     words: str
     tone: str
-    points: str
-    """Paths in a box of 100 by 100, as those of the plot."""
+    points: str  # Paths in a box of 100 by 100, as those of the plot
     path: str
     marks: tuple[tuple[float, str], ...]
     count: int

@@ -16,7 +16,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.serialise import encoded
 from ratchet.base.show.model import Lines, ResultReport, blocks, grid
 from ratchet.guard.command import run_process
-from ratchet.guard.compare.comparison import short
+from ratchet.guard.compare import short
 from ratchet.guard.compare.workloads import WorkloadSide
 from ratchet.guard.numerics.find import (
     Divergence,

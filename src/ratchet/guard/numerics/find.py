@@ -33,10 +33,8 @@ class DivergentOp:
     """The first op inside a module that computes something else."""
 
     op: str
-    index: int
-    """Its place among the module's ops."""
-    expected: str
-    """The baseline's op at this place; empty if the baseline has no more ops."""
+    index: int  # Its place among the module's ops
+    expected: str  # The baseline's op at this place; empty if the baseline has no more ops
     error: float | None
     """Relative to the baseline's output; None where the two ops are not the same."""
 
@@ -59,21 +57,14 @@ class NonFiniteOp:
 class Divergence:
     """The first place where a side leaves what its dtype explains."""
 
-    side: str
-    """`A` or `B`."""
+    side: str  # `A` or `B`
     part: Part
-    module: str
-    """Name in the model; a parameter's or a step's where the part says so."""
-    kind: str
-    """Class of the module."""
-    error: float
-    """Norm of the difference from the oracle's tensor, over the norm of that tensor."""
-    allowed_error: float
-    """The largest error that the side's dtype explains."""
-    baseline_error: float
-    """The error of side A's code, eager, in the side's dtype."""
-    scale: float
-    """Size along the oracle's tensor, relative, minus one: 0.01 is 1 % too large."""
+    module: str  # Name in the model; a parameter's or a step's where the part says so
+    kind: str  # Class of the module
+    error: float  # Norm of the difference from the oracle's tensor, over the norm of that tensor
+    allowed_error: float  # The largest error that the side's dtype explains
+    baseline_error: float  # The error of side A's code, eager, in the side's dtype
+    scale: float  # Size along the oracle's tensor, relative, minus one: 0.01 is 1 % too large
     detail: str
     op: DivergentOp | None = None
 
@@ -96,19 +87,14 @@ class NumericsResult:
     titles: tuple[str, str]
     divergence: Divergence | None
     not_finite: NonFiniteOp | None
-    oracle: str
-    """`fp64`, or `fp32` where the model cannot run in fp64."""
-    compared: int
-    """Number of tensors that were compared."""
-    losses: tuple[tuple[float, ...], tuple[float, ...]]
-    """Loss of each step, of A and B."""
+    oracle: str  # `fp64`, or `fp32` where the model cannot run in fp64
+    compared: int  # Number of tensors that were compared
+    losses: tuple[tuple[float, ...], tuple[float, ...]]  # Loss of each step, of A and B
     largest: tuple[tuple[str, float], ...] = ()
     """The modules whose output errs most in B, each with its error against the oracle."""
     warnings: tuple[str, ...] = ()
-    folder: str = ""
-    """Where the script that reproduces it lies; empty if there is none."""
-    reproduces: bool | None = None
-    """True if the script was seen to reproduce it."""
+    folder: str = ""  # Where the script that reproduces it lies; empty if there is none
+    reproduces: bool | None = None  # True if the script was seen to reproduce it
     turn: str = ""
     extra: dict[str, object] = field(default_factory=dict)
 
@@ -120,8 +106,7 @@ class NumericsResult:
         return {**asdict(self), "exit_code": self.exit_code}
 
 
-BATCHES = 2
-"""A divergence must show on each: one tensor of hundreds may be off by chance."""
+BATCHES = 2  # A divergence must show on each: one tensor of hundreds may be off by chance
 LOSS_STEPS = 8
 LOSS_FACTOR = 4.0
 """Factor by which a loss may be farther from the oracle than the baseline's worst so far."""

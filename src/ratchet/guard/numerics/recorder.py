@@ -29,8 +29,7 @@ from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.step import TrainingStep
 
 ROOT = "model"
-MOST_ELEMENTS = 1 << 20
-"""A larger tensor is recorded by evenly spaced elements."""
+MOST_ELEMENTS = 1 << 20  # A larger tensor is recorded by evenly spaced elements
 Recorded = dict[str, Tensor]
 
 

@@ -121,8 +121,7 @@ def _version(package: str) -> str:
 
 LEAST_ID = 6
 SCRIPT, ISSUE, ENVIRONMENT = "reproduce.py", "issue.md", "environment.json"
-LEAST_PAIRS = 30
-"""Pairs of a script whose comparison measured none."""
+LEAST_PAIRS = 30  # Pairs of a script whose comparison measured none
 TERMS = ("time_limit_s", "against_compile", "device", "target")
 """Parts of a verdict's trial under which it is given again."""
 NUMERICS_FILES = ("*.pt", "*.py", "*.json")
@@ -132,13 +131,11 @@ NUMERICS_FILES = ("*.pt", "*.py", "*.json")
 class Reproduction:
     """The files that were written."""
 
-    kind: str
-    """`comparison`, `numerics`, `verdict` or `sweep`."""
+    kind: str  # `comparison`, `numerics`, `verdict` or `sweep`
     title: str
     folder: str
     files: tuple[str, ...]
-    needs: tuple[str, ...]
-    """The script's needs beside itself."""
+    needs: tuple[str, ...]  # The script's needs beside itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,11 +144,9 @@ class Reported:
 
     kind: str
     title: str
-    facts: tuple[str, ...]
-    """Lines of Markdown: what was expected and what happened."""
+    facts: tuple[str, ...]  # Lines of Markdown: what was expected and what happened
     texts: Mapping[str, str]
-    needs: tuple[str, ...] = ()
-    """Lines: what the script needs beside itself."""
+    needs: tuple[str, ...] = ()  # Lines: what the script needs beside itself
     copied: tuple[Path, ...] = ()
 
 

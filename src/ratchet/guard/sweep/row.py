@@ -24,10 +24,8 @@ class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
     losses: tuple[float, ...] = ()
     gradient_error: float | None = None
     """Norm of the first gradient's difference from its reference, over the reference's norm."""
-    error: str = ""
-    """The exception's name and first line, if the arm raised."""
-    time_s: float = 0.0
-    """Compiling included."""
+    error: str = ""  # The exception's name and first line, if the arm raised
+    time_s: float = 0.0  # Compiling included
 
 
 class TypeRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,28 +33,19 @@ class TypeRow(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str
     status: Status
-    why: str = ""
-    """The op and the reason, or the error; empty if it works."""
-    head: str = ""
-    """The objective, by the name of transformers' auto class."""
-    model: str = ""
-    """The class of the model."""
+    why: str = ""  # The op and the reason, or the error; empty if it works
+    head: str = ""  # The objective, by the name of transformers' auto class
+    model: str = ""  # The class of the model
     inputs: tuple[str, ...] = ()
-    breaks: int = 0
-    """Graph breaks of the compiled step."""
+    breaks: int = 0  # Graph breaks of the compiled step
     break_reasons: tuple[str, ...] = ()
-    installed: dict[str, int] = {}
-    """Call sites that a kernel took, by pattern."""
-    declined: dict[str, int] = {}
-    """Call sites that no kernel took, by `pattern: reason`."""
-    runs: dict[str, ArmRun] = {}
-    """By arm: see `ratchet.guard.sweep.trial.ARMS`."""
+    installed: dict[str, int] = {}  # Call sites that a kernel took, by pattern
+    declined: dict[str, int] = {}  # Call sites that no kernel took, by `pattern: reason`
+    runs: dict[str, ArmRun] = {}  # By arm: see `ratchet.guard.sweep.trial.ARMS`
     arm: str = ""
     """The first arm that does not train, or trains differently; empty if there is none."""
-    doing: str = ""
-    """The arm in progress when the process ended; empty in a finished row."""
-    quick: bool = False
-    """Inductor called ATen for every op, so none of its generated code ran."""
+    doing: str = ""  # The arm in progress when the process ended; empty in a finished row
+    quick: bool = False  # Inductor called ATen for every op, so none of its generated code ran
     versions: str = ""
     time_s: float = 0.0
 
@@ -71,10 +60,8 @@ class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     types: tuple[str, ...]
     device: str
-    budget_s: float | None
-    """No type is started after this."""
-    limit_s: float
-    """For one type."""
+    budget_s: float | None  # No type is started after this
+    limit_s: float  # For one type
     memory_bytes: int
     quick: bool
     versions: str

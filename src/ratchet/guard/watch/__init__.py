@@ -16,9 +16,9 @@ from ratchet.base.show import model as m
 from ratchet.base.show.junit import Case, Found, Kind, junit
 from ratchet.base.show.words import show_change, show_value
 from ratchet.guard.command import Checkouts
+from ratchet.guard.history import gather
 from ratchet.guard.history.csv_file import ImportDefaults
 from ratchet.guard.history.formats import read_results
-from ratchet.guard.history.series import gather
 from ratchet.guard.history.show import short_revision
 from ratchet.guard.watch.suite import (
     BenchmarkResult,
@@ -113,8 +113,7 @@ def _record(results: list[BenchmarkResult], commit: git.CommitStamp, url: str | 
         )
 
 
-MARKER = "<!-- ratchet watch -->"
-"""Lets a later run find its own comment."""
+MARKER = "<!-- ratchet watch -->"  # Lets a later run find its own comment
 BENCHMARKS = (
     m.Column("benchmark", "name"),
     m.Column("answer"),

@@ -24,7 +24,7 @@ from ratchet.base.measure.estimate import finite_exp, interval, t_quantile
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.show.words import parse_share
 from ratchet.guard.command import Checkouts, MeasuredCommand
-from ratchet.guard.history.series import HistorySeries, analyse_one
+from ratchet.guard.history import HistorySeries, analyse_one
 
 SUITE_FILE = "ratchet-watch.toml"
 _BENCH = (sys.executable, "-m", "ratchet.cli", "bench")
@@ -37,12 +37,9 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: Annotated[str, Meta(min_length=1)]
     command: str | list[str] = ""
     """Run in the root of a checkout; text is split as a shell would, without a shell."""
-    workload: str = ""
-    """A workload as `ratchet bench` takes it; its median step time counts."""
-    arguments: list[str] = []
-    """More words for `ratchet bench`."""
-    metric: str = ""
-    """As in `ratchet bisect`; without it the command is timed whole."""
+    workload: str = ""  # A workload as `ratchet bench` takes it; its median step time counts
+    arguments: list[str] = []  # More words for `ratchet bench`
+    metric: str = ""  # As in `ratchet bisect`; without it the command is timed whole
     unit: str = "s"
     better: Better = "lower"
     pairs: Annotated[int, Meta(ge=3)] | None = None
@@ -66,8 +63,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file: what to run, how often, and what is too slow."""
 
-    build: str = ""
-    """Shell command that builds a checkout."""
+    build: str = ""  # Shell command that builds a checkout
     build_time_limit_s: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 3600.0
     pairs: Annotated[int, Meta(ge=3)] = 20
     fail_if_slower: str = "2%"
@@ -137,12 +133,10 @@ class BenchmarkResult:
     better: Better
     answer: WatchAnswer
     why: str
-    base: float | None = None
-    """Median of the base."""
+    base: float | None = None  # Median of the base
     head: float | None = None
     ratio: Ratio | None = None
-    runs: int = 0
-    """Pairs, or runs of the head against a history."""
+    runs: int = 0  # Pairs, or runs of the head against a history
     time_s: float = 0.0
 
     @property
@@ -165,8 +159,7 @@ class BenchmarkResult:
 class WatchResult:
     """The answers of a suite."""
 
-    base: str
-    """A revision, or the file of a history."""
+    base: str  # A revision, or the file of a history
     head: str
     margin: float
     confidence: float
@@ -185,11 +178,9 @@ class WatchResult:
         return {**own, "results": [one.as_json() for one in self.results], "red": self.red}
 
 
-LEAST_HISTORY = 5
-"""Results of the newest level that a history needs to be a baseline."""
+LEAST_HISTORY = 5  # Results of the newest level that a history needs to be a baseline
 _LEAST_RUNS = 3
-Values = Mapping[str, Sequence[float]]
-"""Measured values by side."""
+Values = Mapping[str, Sequence[float]]  # Measured values by side
 OnRun = Callable[[str, int], None]
 """Called with a benchmark's name and how many of its pairs or runs are done; with 0 as it begins.
 Also with what is built, and 0."""
@@ -197,8 +188,7 @@ Also with what is built, and 0."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    pairs: int | None = None
-    """Instead of the suite's."""
+    pairs: int | None = None  # Instead of the suite's
     time_s: float = math.inf
     """After this no benchmark starts another pair; the answer does not depend on what was seen."""
     seed: int = 0
@@ -302,8 +292,7 @@ class _SideArm:
     """A benchmark's command in one folder; it leaves the pairs once it fails."""
 
     def __init__(self, name: str, command: MeasuredCommand, folder: Path, why: str) -> None:
-        self.name, self.why = name, why
-        """`why` it cannot be run; empty if it can."""
+        self.name, self.why = name, why  # `why` it cannot be run; empty if it can
         self._command, self._folder = command, folder
         self.values: list[float] = []
 

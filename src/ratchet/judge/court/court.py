@@ -98,16 +98,13 @@ def static_words(rank: tuple[float, float, float], target: str) -> str:
 
 
 LOG = logging.getLogger(__name__)
-TOOK: Final = "verdict_took"
-"""Kind of the evidence that holds how long a whole verdict took."""
+TOOK: Final = "verdict_took"  # Kind of the evidence that holds how long a whole verdict took
 BY_TEXTS: Final = "verdict_by_texts"
 """Kind of the evidence that names the kernel and the problem of texts that were judged."""
 LEAST_S: Final[dict[Language, float]] = {"cpp": 3.0, "torch": 6.0, "triton": 6.0, "hip": 6.0}
 """Least time of a verdict before one was seen: its processes start and import torch."""
-COMPILE_S: Final = 10.0
-"""Least time that torch.compile adds."""
-TRIED_S: Final = 30.0
-"""Time limit of a verdict that is not kept, where no screening is possible."""
+COMPILE_S: Final = 10.0  # Least time that torch.compile adds
+TRIED_S: Final = 30.0  # Time limit of a verdict that is not kept, where no screening is possible
 ANY: Final = Terms()
 
 

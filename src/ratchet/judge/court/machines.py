@@ -153,8 +153,7 @@ class SeatFacts(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Device | None
     software: Software
     ratchet: str
-    revision: str
-    """The judge's; see `judge.revision`."""
+    revision: str  # The judge's; see `judge.revision`
 
     @property
     def kind(self) -> str:
@@ -178,8 +177,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     problem_hash: str
     kernels: tuple[Kernel, ...]
     terms: Terms
-    best: Kernel | None = None
-    """The kernel to be timed beside those that are screened."""
+    best: Kernel | None = None  # The kernel to be timed beside those that are screened
 
 
 class SeatReply(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,10 +185,8 @@ class SeatReply(msgspec.Struct, frozen=True, kw_only=True):
 
     facts: SeatFacts
     screenings: tuple[Screening, ...] = ()
-    verdict: dict[str, Json] | None = None
-    """A `Verdict`'s JSON."""
-    error: str = ""
-    """A mistake in the order, or a fault of the machine; there is no answer then."""
+    verdict: dict[str, Json] | None = None  # A `Verdict`'s JSON
+    error: str = ""  # A mistake in the order, or a fault of the machine; there is no answer then
 
 
 def pack(message: Order | SeatFacts | SeatReply) -> bytes:

@@ -29,12 +29,9 @@ GRACE_S: Final = 180.0
 """A seat may take this long beyond an order's time limit: to open the problem, to import torch."""
 MOST_LOSSES: Final = 3
 """Seats that one order may lose: an order that ends its machines must not end all of them."""
-LOOK_S: Final = 2.0
-"""Time between two looks at the cluster's machines."""
-PATIENCE_S: Final = 60.0
-"""Wait for a machine to come when none is left."""
-DESCRIBED_S: Final = 120.0
-"""Time limit of a machine's first answer: Ratchet is imported there."""
+LOOK_S: Final = 2.0  # Time between two looks at the cluster's machines
+PATIENCE_S: Final = 60.0  # Wait for a machine to come when none is left
+DESCRIBED_S: Final = 120.0  # Time limit of a machine's first answer: Ratchet is imported there
 
 CONTINUED: Final = (
     "run the command again, `ratchet write` with --resume; the ledger kept the answers"
@@ -49,21 +46,17 @@ class SeatLost(Exception):
 class Seat:
     """One device of one machine of the cluster."""
 
-    node: str
-    """Ray's identity of the machine, new with each start."""
-    index: int
-    """Among the seats of the machine."""
+    node: str  # Ray's identity of the machine, new with each start
+    index: int  # Among the seats of the machine
     host: str
     threads: int
-    gpus: int
-    """1 for a GPU's seat, 0 for that of a machine's cores."""
+    gpus: int  # 1 for a GPU's seat, 0 for that of a machine's cores
 
 
 @dataclass(slots=True)
 class _SeatTask:
     seat: Seat
-    order: int
-    """Its place among the orders; -1 for a description."""
+    order: int  # Its place among the orders; -1 for a description
     until: float
 
 
@@ -75,8 +68,7 @@ class Spread:
     fits: Callable[[SeatFacts], str] = lambda facts: ""
     """Returns why a seat is left out; empty if it takes part."""
     clock: Callable[[], float] = time.monotonic
-    facts: dict[Seat, SeatFacts] = field(default_factory=dict)
-    """The seats that take part."""
+    facts: dict[Seat, SeatFacts] = field(default_factory=dict)  # The seats that take part
     left_out: dict[Seat, str] = field(default_factory=dict)
     _running: dict[object, _SeatTask] = field(default_factory=dict)
     _looked: float | None = None
@@ -204,10 +196,8 @@ class Spread:
             self.facts[seat] = facts
 
 
-CONNECTED_S: Final = 10.0
-"""Time limit of the first connection to a `ray://` address."""
-READ_S: Final = 30.0
-"""Time limit of fetching an answer that is there."""
+CONNECTED_S: Final = 10.0  # Time limit of the first connection to a `ray://` address
+READ_S: Final = 30.0  # Time limit of fetching an answer that is there
 PART: Final = 0.01
 """Part of a GPU that describing it takes; Ray hides a GPU from work that asks for none."""
 

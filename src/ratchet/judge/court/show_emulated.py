@@ -17,11 +17,9 @@ if TYPE_CHECKING:
 
 OWN: Final = "kernel"
 """Beginning of the judged source's file name; other files are the compiler's libraries."""
-AROUND: Final = 2
-"""Lines that are shown before the first and after the last one that did work."""
+AROUND: Final = 2  # Lines that are shown before the first and after the last one that did work
 NO_LINE: Final = "no line"
-HUES: Final = 12
-"""Colours of a timeline: the lines with most of its cycles; all others share one."""
+HUES: Final = 12  # Colours of a timeline: the lines with most of its cycles; all others share one
 LIMITS: Final = {
     "registers": "the registers of a lane",
     "lds": "the LDS of a workgroup",
@@ -49,10 +47,8 @@ class HeatRow:
     moved: str
     conflicts: str
     lanes_off: str
-    heat: float
-    """The largest of its shares, 0 to 1."""
-    assembly: tuple[tuple[str, str], ...] = ()
-    """Each instruction and how often waves executed it."""
+    heat: float  # The largest of its shares, 0 to 1
+    assembly: tuple[tuple[str, str], ...] = ()  # Each instruction and how often waves executed it
 
 
 def heat_section(cases: Sequence[EmulatedCase], source: str) -> m.ReportSection | None:

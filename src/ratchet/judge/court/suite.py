@@ -59,8 +59,7 @@ class SuiteRow(_ScoreModel, kw_only=True):
     kernel: str = ""
     kernel_hash: str = ""
     problem_hash: str = ""
-    recalled: bool = False
-    """True if the verdict comes from the ledger and was not judged again."""
+    recalled: bool = False  # True if the verdict comes from the ledger and was not judged again
 
     @property
     def right(self) -> bool:
@@ -75,8 +74,7 @@ class SuiteRow(_ScoreModel, kw_only=True):
 class Score(_ScoreModel, kw_only=True):
     """The score against one rival."""
 
-    measured: int
-    """Number of right kernels with a measured ratio."""
+    measured: int  # Number of right kernels with a measured ratio
     fast_p: dict[str, float]
     """Share of problems with a proven kernel whose whole interval against this rival is above p.
 
@@ -103,8 +101,7 @@ class SuiteSummary(_ScoreModel, kw_only=True):
     statuses: dict[str, int]
     failed_ratio: float = FAILED_RATIO
     vs_reference: Score
-    vs_compile: Score | None
-    """None if torch.compile was not requested as a rival."""
+    vs_compile: Score | None  # None if torch.compile was not requested as a rival
 
 
 def summarise(rows: Sequence[SuiteRow], *, against_compile: bool) -> SuiteSummary:
@@ -206,8 +203,7 @@ class SuiteRun:
     suite: Suite
     court: Court
     terms: Terms
-    fresh: bool = False
-    """Judge again even if the ledger has a verdict."""
+    fresh: bool = False  # Judge again even if the ledger has a verdict
     rows: list[SuiteRow] = field(default_factory=list)
     started_at: str = field(default_factory=utc_now)
     _began_s: float = field(default_factory=time.monotonic)

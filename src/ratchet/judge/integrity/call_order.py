@@ -28,10 +28,8 @@ from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot, span
 # pointer for a thread outside of a system call), and lets the family go on. This needs no help
 # from the family and leaves no trace in it before the first look.
 
-MOST_LOOKS: Final = 40
-"""At most this many in one batch."""
-SLICES: Final = 16
-"""Between two looks a family runs for at most this part of a batch."""
+MOST_LOOKS: Final = 40  # At most this many in one batch
+SLICES: Final = 16  # Between two looks a family runs for at most this part of a batch
 SHORTEST_SLEEP_S: Final = 0.0002
 NOT_ALLOWED: Final = (
     "this machine does not let the judge see where a candidate's threads are (give a container "
@@ -177,10 +175,8 @@ def _children_of(pid: int) -> Iterable[int]:
     return found
 
 
-LOOKS: Final = 8
-"""At most this many in one batch."""
-SPOTS: Final = 4
-"""Places in each call: the beginning, the end and others in between."""
+LOOKS: Final = 8  # At most this many in one batch
+SPOTS: Final = 4  # Places in each call: the beginning, the end and others in between
 SPOT_BYTES: Final = 16
 
 
@@ -195,8 +191,7 @@ class CallOrder:
         self._spots = [_spots(layout.answers(call), rng) for call in calls]
         self._first = self._read()
         self._seen: list[list[list[bytes]]] = []
-        self.looked = 0
-        """Moments at which it was seen at work; known after `conclude`."""
+        self.looked = 0  # Moments at which it was seen at work; known after `conclude`
 
     def looks(
         self, family: WatchedFamily, expected_s: float

@@ -39,8 +39,7 @@ MATMULS: Final = frozenset(
         *("linalg_matmul", "linalg_multi_dot", "_scaled_mm", "_grouped_mm", "_int_mm"),
     )
 )
-ALLOWED: Final = {"matmul": MATMULS}
-"""Operations of a library that a problem allows by name."""
+ALLOWED: Final = {"matmul": MATMULS}  # Operations of a library that a problem allows by name
 MEMORY: Final = frozenset(
     f"aten::{name}"
     for name in (
@@ -78,8 +77,7 @@ COPIES: Final = frozenset(
 class _ToldCensus(msgspec.Struct, frozen=True, kw_only=True):
     """The census of a batch, by the names of the worker's `Census`."""
 
-    ops: dict[str, tuple[Count, Count]]
-    """Calls and elements."""
+    ops: dict[str, tuple[Count, Count]]  # Calls and elements
     launches: dict[str, tuple[Count, Count, Count]]
     """Calls, programs, and elements that were stored."""
     emulated: object = None
@@ -89,17 +87,12 @@ class _ToldCensus(msgspec.Struct, frozen=True, kw_only=True):
 class CaseCensus:
     """The work of one call on one case."""
 
-    elements: int
-    """Elements of all inputs and outputs."""
+    elements: int  # Elements of all inputs and outputs
     output_elements: int
-    ops: Mapping[str, int]
-    """Elements by operation."""
-    programs: Mapping[str, int]
-    """Programs that ran, by kernel."""
-    stored: int
-    """Elements that its own kernels wrote."""
-    emulated: object = None
-    """The emulator's counts, as the candidate's process reported them."""
+    ops: Mapping[str, int]  # Elements by operation
+    programs: Mapping[str, int]  # Programs that ran, by kernel
+    stored: int  # Elements that its own kernels wrote
+    emulated: object = None  # The emulator's counts, as the candidate's process reported them
 
 
 def read_census(layout: BatchLayout, told: object) -> CaseCensus:
@@ -240,16 +233,13 @@ DEVICE_CHECK: Final = "own work on the GPU"
 class DeviceCount:
     """The work of one batch on the device."""
 
-    kernels: Mapping[str, tuple[Count, Count]]
-    """Launches and nanoseconds by name, without copies."""
+    kernels: Mapping[str, tuple[Count, Count]]  # Launches and nanoseconds by name, without copies
     elsewhere: Mapping[str, tuple[Count, Count]]
     """Those that ran on another stream than the current one."""
     streams: Count
-    graphs: Count
-    """Launches of captured graphs."""
+    graphs: Count  # Launches of captured graphs
     launches: Count
-    kept_bytes: Count
-    """Bytes by which the allocated memory grows with each call."""
+    kept_bytes: Count  # Bytes by which the allocated memory grows with each call
     calls: Count
 
 

@@ -39,11 +39,9 @@ MOST_GAPS: Final = 2
 """The worker makes a result dense if its elements lie over more than this many times their size."""
 MOST_ADDRESS: Final = 1 << 56
 PIECE_BYTES: Final = 16 << 20
-OVERLAP_WORK: Final = 100_000
-"""Steps in which numpy must find an element that two outputs share."""
+OVERLAP_WORK: Final = 100_000  # Steps in which numpy must find an element that two outputs share
 
-Spot = tuple[int, int, int]
-"""Region, offset and size in bytes."""
+Spot = tuple[int, int, int]  # Region, offset and size in bytes
 Read = Callable[[Sequence[Spot]], list[bytes]]
 
 

@@ -53,8 +53,7 @@ MODULES: Final = frozenset(
 those that receive, run and answer a batch (Debian's Python has most of them built in), and the two
 that give Python a sine. Any other module, such as `audioop` or `zlib`, is a library."""
 BLAS: Final = re.compile(r"lib(scipy_)?(openblas|blas|cblas|mkl_|blis|atlas|f77blas|armpl)[\w.-]*")
-LIBRARIES: Final = {"matmul": BLAS}
-"""The files of a library that a problem allows by name."""
+LIBRARIES: Final = {"matmul": BLAS}  # The files of a library that a problem allows by name
 CODE_FOLDERS: Final = ("/usr/", "/lib/", "/lib64/", "/lib32/", "/opt/")
 PACKAGES: Final = ("/site-packages/", "/dist-packages/")
 KERNELS_OWN: Final = ("[vdso]", "[vsyscall]", "[uprobes]")
@@ -238,8 +237,7 @@ PLENTY: Final = 80
 microseconds the worker's Python dilutes torch's share: to 0.36 when torch did all of the work."""
 LOOKING_S: Final = 0.2
 """Seconds for sampling a case, batches included, if the kernel is long enough to be seen."""
-PATIENCE_S: Final = 5.0
-"""Seconds until ENOUGH is seen of a kernel that takes microseconds."""
+PATIENCE_S: Final = 5.0  # Seconds until ENOUGH is seen of a kernel that takes microseconds
 MOST_BATCHES: Final = 8
 BATCH_COST_S: Final = 0.02
 """Seconds for drawing a batch's values, stopping the reference worker and sampling."""
@@ -258,18 +256,14 @@ class Watch:
         self._compiled = language == "cpp"
         self._mixed = mixed
         self._most = FOREIGN_SHARE.get(language, 0.0)
-        self.looked = 0
-        """Looks before the answer came."""
-        self.moments = 0
-        """Looks at which a thread worked."""
+        self.looked = 0  # Looks before the answer came
+        self.moments = 0  # Looks at which a thread worked
         self.against = 0
         self.firsts = 0
         """Moments that were the first look at a batch: the process cannot foresee it."""
         self.first_against = 0
-        self.active = 0
-        """Looks at which a thread ran, the Python around a compiled kernel included."""
-        self.interpreted = 0
-        """Looks at which that Python ran."""
+        self.active = 0  # Looks at which a thread ran, the Python around a compiled kernel included
+        self.interpreted = 0  # Looks at which that Python ran
         self._interpreted_s = self._allowed_s = 0.0
         self._worker = 0
         self._by_name: Counter[str] = Counter()

@@ -15,8 +15,7 @@ from ratchet.judge.kernels import registry
 
 NAMESPACE: Final = "ratchet"
 OUT_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "": None}
-NO_TENSOR: Final = torch.empty(0)
-"""Placeholder for a missing optional tensor on the C interface."""
+NO_TENSOR: Final = torch.empty(0)  # Placeholder for a missing optional tensor on the C interface
 
 Given = tuple[tuple[Tensor, ...], tuple[float, ...]]
 """The tensors and the scalars that a kernel gets."""

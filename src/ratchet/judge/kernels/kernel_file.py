@@ -153,8 +153,7 @@ _C_ASIDE = re.compile(
 _BOUND: Final = re.compile(r'\bm\w*\s*\.\s*(?:def|impl)\s*\(\s*"(?:\w+::)?(\w+)')
 """Functions that an extension binds for Python."""
 _BINDS: Final = re.compile(r"\b(PYBIND11_MODULE|TORCH_LIBRARY\w*)\s*\(")
-FORWARD: Final = "forward"
-"""The usual name of the function that an extension binds."""
+FORWARD: Final = "forward"  # The usual name of the function that an extension binds
 _C_ENTRY = re.compile(r'(?:RATCHET_ENTRY|extern\s+"C"\s+[\w\s]+?)\s*\b(\w+)\s*\(')
 
 

@@ -33,8 +33,7 @@ SUFFIXES: Final = (
 MOST_FILES: Final = 128
 MOST_BYTES: Final = 2 << 20
 MOST_SEEN: Final = 4000
-HIGHEST: Final = 3
-"""Folders, from the kernel's own upwards, below which a header may lie."""
+HIGHEST: Final = 3  # Folders, from the kernel's own upwards, below which a header may lie
 INCLUDE: Final = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^<>"\n]+)[>"]', re.MULTILINE)
 _NAME: Final = re.compile(r"(?!\.{1,2}(?:/|$))[\w.+ -]+(?:/(?!\.{1,2}(?:/|$))[\w.+ -]+)*")
 _BEGIN: Final = re.compile(r"^(//|#) ratchet: place (.*)\n", re.MULTILINE)
@@ -44,8 +43,7 @@ _BEGIN: Final = re.compile(r"^(//|#) ratchet: place (.*)\n", re.MULTILINE)
 class CarriedFiles:
     """The files that follow a source."""
 
-    place: str = ""
-    """The folder of the kernel's own file, from the root."""
+    place: str = ""  # The folder of the kernel's own file, from the root
     texts: dict[str, str] = field(default_factory=dict)
     """Each file's text by its name from the root."""
 

@@ -16,8 +16,7 @@ from typing import Final
 
 from ratchet.judge.problems.case import SizeChange
 
-SMALLEST_FOLLOWED: Final = 8
-"""A smaller number without the name of a size is no size."""
+SMALLEST_FOLLOWED: Final = 8  # A smaller number without the name of a size is no size
 SMALLEST_PRODUCT: Final = 4096
 """A number that is the product of two sizes follows both, from here on."""
 DRAWN: Final = "get_inputs #"
@@ -146,8 +145,7 @@ class Followed:
     changes: Sequence[SizeChange]
     kept: Collection[int]
     """The values of sizes that stay: a number of this value follows by its name alone."""
-    stay: Collection[str] = ()
-    """The names of sizes that stay."""
+    stay: Collection[str] = ()  # The names of sizes that stay
 
     @staticmethod
     def of_shrunk(text: str, changes: Sequence[SizeChange]) -> Followed:

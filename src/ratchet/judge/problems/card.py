@@ -47,8 +47,7 @@ class CardTensor:
     name: str
     dtype: str
     ndim: int
-    values: str = ""
-    """Its distribution, unless that is the normal one."""
+    values: str = ""  # Its distribution, unless that is the normal one
     in_place: bool = False
     sizes: tuple[str, ...] = ()
     """Each size of an output as a Python expression of the inputs' sizes; empty if unknown."""
@@ -63,8 +62,7 @@ class CardCase:
     timed: bool
     scalars: tuple[float, ...]
     inputs: tuple[TensorForm, ...]
-    outputs: tuple[TensorForm, ...] | None
-    """None if only running the reference would tell."""
+    outputs: tuple[TensorForm, ...] | None  # None if only running the reference would tell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,12 +70,9 @@ class ProblemCard:
     """The facts about a problem that a kernel's author needs."""
 
     name: str
-    given: str
-    """Its name on the command line: its name in the suite, or its file."""
-    entry: str
-    """Name of the function of a C++ kernel."""
-    summary: str
-    """The first line of the reference's docstring."""
+    given: str  # Its name on the command line: its name in the suite, or its file
+    entry: str  # Name of the function of a C++ kernel
+    summary: str  # The first line of the reference's docstring
     task: Task
     libraries: tuple[str, ...]
     is_model: bool

@@ -11,12 +11,10 @@ from ratchet.base.process.memory import free_bytes
 if TYPE_CHECKING:
     from ratchet.judge.problems.problem import Case, Problem
 
-MEMORY_SHARE: Final = 0.5
-"""Usable share of the free memory: a candidate's processes need the rest."""
+MEMORY_SHARE: Final = 0.5  # Usable share of the free memory: a candidate's processes need the rest
 COPIES: Final = 4.0
 """Copies of a call's tensors held at once: inputs, their copies, outputs, float64."""
-WIDE_BYTES: Final = 8
-"""Bytes per element in the oracle's float64."""
+WIDE_BYTES: Final = 8  # Bytes per element in the oracle's float64
 GIB: Final = 2.0**30
 
 

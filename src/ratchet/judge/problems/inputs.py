@@ -145,10 +145,8 @@ def _with_gaps(values: Tensor) -> Tensor:
 # mask. So hidden variations keep the structure that several draws of `get_inputs` show. Positive
 # values that come near zero, like torch.rand's, are no structure: their signs are varied.
 
-FEW = 16
-"""Most distinct values of a mask or a code."""
-SAMPLE = 4096
-"""Number of elements to check first: most inputs have no structure."""
+FEW = 16  # Most distinct values of a mask or a code
+SAMPLE = 4096  # Number of elements to check first: most inputs have no structure
 GAP, BY_CHANCE = 0.05, 1e-6
 """The gap above zero that positive values must keep, as a share of the largest, and the chance that
 evenly spread values leave such a gap."""

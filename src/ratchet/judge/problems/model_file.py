@@ -91,8 +91,7 @@ def run_source(text: str) -> types.ModuleType:
     return module
 
 
-SPREAD = 0.5
-"""Spread of a parameter that starts as a constant, uniform to both sides."""
+SPREAD = 0.5  # Spread of a parameter that starts as a constant, uniform to both sides
 CPU = torch.device("cpu")
 STATISTICS = ("running_mean", "running_var")
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -35,8 +35,7 @@ CODES = Tolerance(code_slack=1, code_share=0.05)
 """Tolerance for bytes: a file cannot declare that they are reals rounded from bfloat16."""
 CLOSE = 1e-3
 """Largest difference between two calls of a deterministic model, relative to the output's scale."""
-STRUCTURE_SEEDS = (11, 12)
-"""Further draws of the inputs, to detect their structure."""
+STRUCTURE_SEEDS = (11, 12)  # Further draws of the inputs, to detect their structure
 SMALL_SEEDS = range(13, 75)
 """Draws of inputs so small that three of them tell nothing of their signs."""
 FEW_ELEMENTS, MOST_ELEMENTS = 64, 1 << 22

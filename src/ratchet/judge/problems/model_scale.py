@@ -35,8 +35,7 @@ from ratchet.judge.problems.tolerance import widen
 
 Kwargs = Mapping[str, Any] | None
 AUTO_FLOPS = 3e8
-AUTO_BYTES = 32 << 20
-"""Budget of `auto` for each core: some three milliseconds of one call."""
+AUTO_BYTES = 32 << 20  # Budget of `auto` for each core: some three milliseconds of one call
 AUTO_CASE_BYTES = 8 << 20
 """Budget for a case's inputs, state and outputs: a verdict fills memory for some 70 calls."""
 EMULATED_FLOPS, EMULATED_BYTES, EMULATED_CASE_BYTES = 4e7, 16 << 20, 4 << 20
@@ -44,8 +43,7 @@ EMULATED_FLOPS, EMULATED_BYTES, EMULATED_CASE_BYTES = 4e7, 16 << 20, 4 << 20
 emulator executes some ten million of a wave in a second."""
 AUTO_SLOW_S = 0.036
 """Budget of each core for the slow work of a call in float64, of which a verdict has some 30."""
-MOST_STEPS = 40
-"""Most sizes to try."""
+MOST_STEPS = 40  # Most sizes to try
 MOST_OPERATORS, MOST_WIDE_OPERATORS = 2000, 4000
 """Most operators of a call, and of one in float64, where a network of many steps has no operator of
 its own: each takes some microseconds."""
@@ -74,12 +72,9 @@ class Cost:
 
     flops: float
     bytes: float
-    held_bytes: float
-    """Inputs, state, and twice the largest result."""
-    case_bytes: float
-    """Inputs, state and outputs."""
-    slow_s: float = 0.0
-    """Nominal seconds of one core for convolutions and sorting in float64."""
+    held_bytes: float  # Inputs, state, and twice the largest result
+    case_bytes: float  # Inputs, state and outputs
+    slow_s: float = 0.0  # Nominal seconds of one core for convolutions and sorting in float64
 
     def over(self, budget: Cost) -> float:
         """Return the cost as a multiple of the budget."""

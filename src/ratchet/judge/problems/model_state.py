@@ -14,16 +14,13 @@ from torch import Tensor, nn
 
 from ratchet.base.errors import KernelError
 
-DEEPEST: Final = 4
-"""Containers inside one another."""
-MOST: Final = 4096
-"""Values to look at."""
+DEEPEST: Final = 4  # Containers inside one another
+MOST: Final = 4096  # Values to look at
 
 SHOWN = 8
 WEIGHTS_SEED: Final = 1
 """The seed under which both models are built; frozen weights are those that it draws."""
-Form = tuple[tuple[int, ...], torch.dtype]
-"""The shape and dtype of a part of the state."""
+Form = tuple[tuple[int, ...], torch.dtype]  # The shape and dtype of a part of the state
 Alias = tuple[int, Tensor, tuple[int, ...], tuple[int, ...], int]
 """The number of a part of the state, a view of it, and the view's shape, strides and offset."""
 

@@ -53,12 +53,10 @@ from ratchet.judge.problems.case import Scale
 from ratchet.judge.problems.problem import JUDGED_AT, Problem, Tier
 
 MAX_SOURCE_BYTES: Final = 4 << 20
-LOADING_LIMIT_S: Final = 180.0
-"""The default."""
+LOADING_LIMIT_S: Final = 180.0  # The default
 TORCH: Final = "torch"
 KEEPER_GRACE_S: Final = 3.0
-LONGEST_WAIT_S: Final = 1e6
-"""Largest timeout: poll(2) takes milliseconds in 31 bits."""
+LONGEST_WAIT_S: Final = 1e6  # Largest timeout: poll(2) takes milliseconds in 31 bits
 Describe = Callable[[Message, float], Message]
 """Runs a problem's file in a process of its own, given the request and the limit in seconds of
 work; returns its answer, or a `fault`."""

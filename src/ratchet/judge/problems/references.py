@@ -96,10 +96,8 @@ NARROW: Final = {"bfloat16": "bf16", "float16": "fp16"}
 class LeastWork:
     """The work that one call cannot do without."""
 
-    flops: float
-    """Operations of products and convolutions; a multiply-add counts as two."""
-    size_bytes: int
-    """Bytes of the inputs, read once, and of the outputs, written once."""
+    flops: float  # Operations of products and convolutions; a multiply-add counts as two
+    size_bytes: int  # Bytes of the inputs, read once, and of the outputs, written once
     dtype: str
     """The catalogue's name of the narrowest float among the inputs: `bf16`, `fp16` or `fp32`."""
 
@@ -132,8 +130,7 @@ def _bytes(tensor: Tensor) -> int:
 Draw = Callable[[Case, int], list[Tensor]]
 FIRST, OTHERS = 5, (6, 7)
 """Number of seeds: an input may be drawn equal once, or change nothing once."""
-FIXED: Final = ("zeros", "ones")
-"""Distributions that always give the same values."""
+FIXED: Final = ("zeros", "ones")  # Distributions that always give the same values
 
 
 def inert_input(
@@ -199,8 +196,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 LONG_SUM: Final = "long sum"
 HALF: Final = ("float16", "bfloat16")
 LENGTH: Final = 4096
-MOST_ELEMENTS: Final = 2 << 20
-"""Elements of the inputs of such a case: it may be emulated."""
+MOST_ELEMENTS: Final = 2 << 20  # Elements of the inputs of such a case: it may be emulated
 
 
 def with_long_sum(problem: Problem) -> Problem:

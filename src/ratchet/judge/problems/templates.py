@@ -50,8 +50,7 @@ class _Slice:
 
     imports: dict[str, None] = field(default_factory=dict)
     statements: list[str] = field(default_factory=list)
-    homes: dict[str, str] = field(default_factory=dict)
-    """The module of each name defined so far."""
+    homes: dict[str, str] = field(default_factory=dict)  # The module of each name defined so far
 
     def take(self, text: str, name: str, module: str) -> bool:
         """Add `name` of a module, after the names that it needs; False if a name is taken."""

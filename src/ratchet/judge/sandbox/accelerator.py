@@ -46,8 +46,7 @@ PASSED: Final = (
     *("LD_LIBRARY_PATH", "TRITON_LIBCUDA_PATH", "TRITON_LIBHIP_PATH", "CC"),
 )
 """Variables of the judge's environment that a candidate's worker gets on a GPU."""
-OF_GPU: Final = "GPU "
-"""Beginning of the name of something that a judge keeps for a GPU."""
+OF_GPU: Final = "GPU "  # Beginning of the name of something that a judge keeps for a GPU
 ANYBODY: Final = stat.S_IROTH | stat.S_IWOTH
 
 
@@ -64,16 +63,11 @@ class DescribedGpu(TypedDict):
 class Accelerator:
     """One GPU."""
 
-    torch_name: str
-    """torch's name, `cuda:0` on ROCm too."""
-    dialect: Literal["cuda", "hip"]
-    """The prefix of the driver's calls."""
-    library: str = ""
-    """The driver's file; empty if the loader finds it."""
-    batch_bytes: int = 1 << 30
-    """Bytes that the inputs and outputs of one batch may take."""
-    flush_bytes: int = 64 << 20
-    """Bytes that are written before each batch, to empty the caches."""
+    torch_name: str  # torch's name, `cuda:0` on ROCm too
+    dialect: Literal["cuda", "hip"]  # The prefix of the driver's calls
+    library: str = ""  # The driver's file; empty if the loader finds it
+    batch_bytes: int = 1 << 30  # Bytes that the inputs and outputs of one batch may take
+    flush_bytes: int = 64 << 20  # Bytes that are written before each batch, to empty the caches
     name: str = ""
     folders: tuple[str, ...] = ()
     """Folders of the driver's libraries that a sandbox must see in addition."""

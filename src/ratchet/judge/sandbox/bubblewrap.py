@@ -19,8 +19,7 @@ from ratchet.judge.sandbox.view import CPP_WORKER, package_files
 
 TMP_BYTES: Final = 256 << 20
 SHARED_MEMORY_BYTES: Final = 64 << 20
-CODE_FOLDER: Final = "/ratchet-code"
-"""The folder of Ratchet's files in a sandbox."""
+CODE_FOLDER: Final = "/ratchet-code"  # The folder of Ratchet's files in a sandbox
 HEADER: Final = f"{CODE_FOLDER}/ratchet/judge/kernels/languages/ratchet_abi.h"
 READS: Final = "import sys; open(sys.argv[1]).close()"
 """The trial inside: the interpreter starts and reads a file of Ratchet's."""

@@ -24,10 +24,8 @@ from ratchet.base.process import families
 # namespaces. Numbers: arch/x86/entry/syscalls/syscall_64.tbl of Linux. On other architectures
 # there is no filter, and the isolation's name mentions none.
 
-ARCHITECTURE: Final = 0xC000003E
-"""AUDIT_ARCH_X86_64 of linux/audit.h."""
-FOREIGN_CALLS: Final = 0x4000_0000
-"""The first number of the x32 interface."""
+ARCHITECTURE: Final = 0xC000003E  # AUDIT_ARCH_X86_64 of linux/audit.h
+FOREIGN_CALLS: Final = 0x4000_0000  # The first number of the x32 interface
 NUMBERS: Final = {
     "ioctl": 16, "shmget": 29, "socket": 41, "connect": 42, "clone": 56, "kill": 62,
     "semget": 64, "msgget": 68, "fcntl": 72, "truncate": 76, "chmod": 90, "fchmod": 91,
@@ -185,8 +183,7 @@ def _allow_only(name: str, argument: int, value: int) -> list[Instruction]:
 
 EXTENSIONS: Final = "TORCH_EXTENSIONS_DIR"
 """Names the folder in which torch.utils.cpp_extension builds."""
-FIRST_TO_GO = "1000"
-"""oom_score_adj of the process that the kernel ends first if memory runs out."""
+FIRST_TO_GO = "1000"  # oom_score_adj of the process that the kernel ends first if memory runs out
 
 
 def confine(limits_json: str) -> None:

@@ -104,20 +104,15 @@ torch's objects: with them, importing Triton took 0.25 s instead of 0.1."""
 class Limits:
     """Limits that a candidate's worker sets on itself before any candidate code runs."""
 
-    address_space_bytes: int | None
-    """None on a GPU, whose driver reserves terabytes."""
+    address_space_bytes: int | None  # None on a GPU, whose driver reserves terabytes
     cpu_time_s: int
     processes: int
     """Threads count too. If the candidate has the judge's uid, all of that user's do."""
     file_bytes: int = bubblewrap.TMP_BYTES
-    uid: int | None = None
-    """The uid that the worker takes itself, if no other program has set it."""
-    among_others: bool = False
-    """True if it has no process namespace of its own."""
-    filtered: bool = True
-    """True if system calls that no kernel needs are denied."""
-    groups: tuple[int, ...] = ()
-    """Groups that go with the uid: those of a GPU's device files."""
+    uid: int | None = None  # The uid that the worker takes itself, if no other program has set it
+    among_others: bool = False  # True if it has no process namespace of its own
+    filtered: bool = True  # True if system calls that no kernel needs are denied
+    groups: tuple[int, ...] = ()  # Groups that go with the uid: those of a GPU's device files
     local_sockets: bool = False
     """True if local sockets may be made, which NVIDIA's driver needs to start."""
 
@@ -127,14 +122,12 @@ class Sandbox:
     """A command line and environment for one worker, and the isolation's name."""
 
     isolation: str
-    program: tuple[str, ...]
-    """Empty for a fork of the zygote."""
+    program: tuple[str, ...]  # Empty for a fork of the zygote
     environment: Mapping[str, str]
     limits: Limits
     scratch: Path | None = None
     """A private folder of this process, if it has no private /tmp; remove it afterwards."""
-    uid: int | None = None
-    """The fresh uid, if there is one."""
+    uid: int | None = None  # The fresh uid, if there is one
 
     @property
     def kept(self) -> bool:

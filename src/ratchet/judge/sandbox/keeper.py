@@ -39,30 +39,22 @@ FIRST_RIGHTS: Final = (1 << 13) - 1
 """All rights of ABI 1: those above, and making and removing entries of a folder."""
 REFER, TRUNCATE, USE_DEVICE = 1 << 13, 1 << 14, 1 << 15
 """Rights since ABI 2, 3 and 5: moving between folders, shortening files, ioctl on devices."""
-TCP: Final = 3
-"""Both rights of ABI 4: binding and connecting."""
-SCOPES: Final = 3
-"""Both scopes of ABI 6: abstract sockets and signals."""
+TCP: Final = 3  # Both rights of ABI 4: binding and connecting
+SCOPES: Final = 3  # Both scopes of ABI 6: abstract sockets and signals
 SCOPES_SINCE: Final = 6
 OF_A_FILE: Final = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | USE_DEVICE
-NEWEST: Final = 7
-"""The newest ABI that this module knows; a newer one is used as this one."""
+NEWEST: Final = 7  # The newest ABI that this module knows; a newer one is used as this one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opened:
     """The files, and folders with everything below them, that stay open to a process."""
 
-    read: tuple[str, ...] = ()
-    """May be read, listed and executed."""
-    listed: tuple[str, ...] = ()
-    """Folders that may only be listed."""
-    written: tuple[str, ...] = ()
-    """Everything is allowed."""
-    used: tuple[str, ...] = ()
-    """Devices that may be read and written."""
-    hidden: str = ""
-    """A folder that stays closed even inside a readable one, which lists its name."""
+    read: tuple[str, ...] = ()  # May be read, listed and executed
+    listed: tuple[str, ...] = ()  # Folders that may only be listed
+    written: tuple[str, ...] = ()  # Everything is allowed
+    used: tuple[str, ...] = ()  # Devices that may be read and written
+    hidden: str = ""  # A folder that stays closed even inside a readable one, which lists its name
 
 
 @functools.cache
@@ -162,25 +154,21 @@ def _syscall(*words: int | bytes | None) -> int:
     return int(libc.syscall(*numbers))
 
 
-WAKES = (signal.SIGCHLD, signal.SIGTERM)
-"""The end of a child, and of the judge."""
+WAKES = (signal.SIGCHLD, signal.SIGTERM)  # The end of a child, and of the judge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
     """Orders of the judge to a keeper."""
 
-    judge: int
-    """The judge's process id."""
-    folder: str
-    """The candidate's own folder, its working directory."""
+    judge: int  # The judge's process id
+    folder: str  # The candidate's own folder, its working directory
     mark: tuple[str, str]
     """The environment variable by which the judge's watchdog knows its processes. The keeper
     itself has none: the watchdog would end it before it has ended the others."""
     uid: int | None
     groups: tuple[int, ...]
-    opened: Opened | None
-    """None without Landlock."""
+    opened: Opened | None  # None without Landlock
 
 
 def main() -> None:

@@ -18,8 +18,7 @@ from typing import Final, NoReturn
 FIRST_UID: Final = 1_000_000_000
 UID_COUNT: Final = 1_000_000_000
 """Uids without an account. Each process gets a fresh one, so RLIMIT_NPROC counts it alone."""
-SETGID, SETUID, SYS_PTRACE = 6, 7, 19
-"""Capabilities of linux/capability.h."""
+SETGID, SETUID, SYS_PTRACE = 6, 7, 19  # Capabilities of linux/capability.h
 LEAST_MAPPED: Final = 10_000
 """A user namespace has few uids: the upper half of them is used if there are this many."""
 

@@ -30,8 +30,7 @@ BITCODE_BELOW: Final = (
     "lib/llvm/lib/clang/*/lib/amdgcn/bitcode",
 )
 """Places of the device libraries below ROCm, LLVM, an environment of conda's, or /usr."""
-RUN_IN_SANDBOX: Final = ("hipcc", "llvm-mca")
-"""Programs besides clang that a sandbox runs."""
+RUN_IN_SANDBOX: Final = ("hipcc", "llvm-mca")  # Programs besides clang that a sandbox runs
 SYSTEM: Final = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives")
 """Folders that every sandbox shows."""
 

@@ -35,8 +35,7 @@ UNPLACED: Final = "unplaced"
 model has no place for."""
 CHANGED: Final = "changed"
 """In the answer to `prepare`: what earlier calls left changed in their process, in words."""
-Reply = tuple[Message, list[int]]
-"""An answer, and the descriptors that go with it."""
+Reply = tuple[Message, list[int]]  # An answer, and the descriptors that go with it
 Answer = Callable[[Message, list[int]], Reply]
 Run = Callable[[Message, list[int]], None]
 """Does the work of a fork, given its order and the descriptors that came with it."""
@@ -142,14 +141,11 @@ def _exit_code(pid: int, *, wait: bool) -> int | None:
 # comes after. What it tells is a claim, since it lives in the candidate's
 # process.
 
-State = Mapping[str, str]
-"""Names of what is left alone, with its values in words."""
-ENVIRONMENT_BYTES: Final = 256
-"""More than any machine's fenv_t takes."""
+State = Mapping[str, str]  # Names of what is left alone, with its values in words
+ENVIRONMENT_BYTES: Final = 256  # More than any machine's fenv_t takes
 X86, ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
 MXCSR_AT: Final = 28
-FLAGS: Final = 0x3F
-"""The bits of MXCSR that arithmetic sets (Intel's manual, volume 1, 10.2.3)."""
+FLAGS: Final = 0x3F  # The bits of MXCSR that arithmetic sets (Intel's manual, volume 1, 10.2.3)
 MOST_NAMED: Final = 4
 
 
@@ -186,8 +182,7 @@ def _mode() -> str:
 # itself as a new process does. No candidate can reach the zygote: it lives in a process namespace
 # above theirs, its memory is hidden, and a fork first of all closes the zygote's channel.
 
-FIRST_FREE = 3
-"""The descriptor after standard input, output and error."""
+FIRST_FREE = 3  # The descriptor after standard input, output and error
 Work = Callable[[Message, int], None]
 """Does a worker's work, given its order and its channel's descriptor: -1 for a trial."""
 

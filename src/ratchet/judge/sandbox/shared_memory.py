@@ -31,8 +31,7 @@ class Slot(NamedTuple):
 
     region: int
     offset: int
-    dtype: int
-    """Its code in `problems.dtypes`."""
+    dtype: int  # Its code in `problems.dtypes`
     size: Sequence[int]
     stride: Sequence[int]
 
@@ -50,8 +49,7 @@ class BatchLayout:
     writable_inputs: bool = False
     views: bool = False
     """True if the reference's own outputs share memory with its inputs or one another."""
-    seeds: bool = False
-    """True if the reference sets torch's seed."""
+    seeds: bool = False  # True if the reference sets torch's seed
 
     @staticmethod
     def of(message: Message) -> BatchLayout:
@@ -164,8 +162,7 @@ def _map(address: int, size: int, protection: int, flags: int, descriptor: int) 
 # So go the files that a candidate's first process built, to those after it, and the files that the
 # reference worker compiled, to a candidate. Times of change are kept, since ninja compares them.
 
-LOCK: Final = "lock"
-"""torch's lock of a build in progress."""
+LOCK: Final = "lock"  # torch's lock of a build in progress
 CHUNK_BYTES: Final = 1 << 20
 SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -174,10 +171,8 @@ SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 class PackedFiles:
     """The files of a folder, in sealed memory."""
 
-    files: Sequence[tuple[str, int, int]]
-    """Name, time of change (ns) and bytes of each."""
-    descriptor: int
-    """Their contents, one after another."""
+    files: Sequence[tuple[str, int, int]]  # Name, time of change (ns) and bytes of each
+    descriptor: int  # Their contents, one after another
 
     @staticmethod
     def of(folder: Path) -> PackedFiles:

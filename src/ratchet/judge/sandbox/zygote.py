@@ -27,22 +27,17 @@ from ratchet.judge.sandbox.isolation import (
 from ratchet.judge.sandbox.view import CPP_ZYGOTE, ZYGOTE
 
 LOG = logging.getLogger(__name__)
-START_S: Final = 30.0
-"""Seconds that a fork may take to start."""
-IMPORT_S: Final = 120.0
-"""Seconds of work that importing torch may take."""
-TRIAL_BYTES: Final = 64 << 30
-"""Address space of the trial fork."""
+START_S: Final = 30.0  # Seconds that a fork may take to start
+IMPORT_S: Final = 120.0  # Seconds of work that importing torch may take
+TRIAL_BYTES: Final = 64 << 30  # Address space of the trial fork
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
     """A process that a zygote forked."""
 
-    pid: int
-    """Its process id for the judge."""
-    inner: int
-    """Its process id for the zygote."""
+    pid: int  # Its process id for the judge
+    inner: int  # Its process id for the zygote
     zygote: Forks
 
     def exit_code(self) -> int | None:

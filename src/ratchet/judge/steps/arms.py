@@ -30,8 +30,7 @@ from ratchet.base.process.child import Child, ChildFailure, program
 
 WORKER = "ratchet.judge.workers.arm"
 TORN = re.compile(r"(/[^\s:]+\.so): (?:file too short|invalid ELF header)")
-TORN_LIBRARIES = 3
-"""Damaged libraries that are removed before an arm's first answer."""
+TORN_LIBRARIES = 3  # Damaged libraries that are removed before an arm's first answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +44,8 @@ class ArmSpec:
     arguments: Mapping[str, object] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment; an empty value removes a variable."""
-    title: str = ""
-    """Its name in messages, by default `name`."""
-    python: str = ""
-    """Another interpreter to run it, which needs Ratchet's dependencies."""
+    title: str = ""  # Its name in messages, by default `name`
+    python: str = ""  # Another interpreter to run it, which needs Ratchet's dependencies
     start_timeout_s: float = 600.0
     call_timeout_s: float = 600.0
     deadline_s: float = math.inf
@@ -69,10 +66,8 @@ class ArmProcess:
         self.setup_time_s = 0.0
         self.deadline_s = spec.deadline_s
         self.paused = False
-        self.steps = 0
-        """Steps that this process was asked to run."""
-        self.identity = ""
-        """A name that no other process on any machine has."""
+        self.steps = 0  # Steps that this process was asked to run
+        self.identity = ""  # A name that no other process on any machine has
         self._began_s = 0.0
         self._child: Child | None = None
         self._asked: Message = {}

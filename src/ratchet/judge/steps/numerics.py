@@ -96,8 +96,7 @@ def _entry(fields: dict[str, Json], start: int, size: int) -> Entry:
     return Entry(dtype=dtype, shape=shape, begin=begin, end=end)
 
 
-ERROR_FACTOR = 2.0
-"""A parameter may have this many times the error of the baseline's precision."""
+ERROR_FACTOR = 2.0  # A parameter may have this many times the error of the baseline's precision
 
 FP32_FLOOR = 1e-4
 """Relative error that is always allowed: two honest fp32 gradients differ by the order of their
@@ -134,8 +133,7 @@ MEMORISED = 0.05
 """Share of its first loss below which a copy has memorised its batches. The rest then varies by its
 own size from seed to seed: 0.007 to 0.016 for a vision transformer in fp32 that began at 2.3, and
 0.007 to 0.031 with bf16 weights."""
-LEARNED = 0.01
-"""Least widening of such an interval, as a share of the first loss."""
+LEARNED = 0.01  # Least widening of such an interval, as a share of the first loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,8 +148,7 @@ class ParameterCheck:
     """Projection on the reference, minus one: +0.01 is a gradient that is 1 % too large."""
     baseline_scale: float
     allowed_scale: tuple[float, float]
-    problem: str = ""
-    """Why it was not compared: missing, extra, another shape, not finite."""
+    problem: str = ""  # Why it was not compared: missing, extra, another shape, not finite
 
     @property
     def ratio(self) -> float:
@@ -172,8 +169,7 @@ class GradientCheck:
 
     passed: bool
     worst_parameter: str
-    worst_ratio: float
-    """Measured over allowed of the worst parameter: above 1 fails."""
+    worst_ratio: float  # Measured over allowed of the worst parameter: above 1 fails
     detail: str
     parameters: tuple[ParameterCheck, ...]
 
@@ -185,8 +181,7 @@ class LossCheck:
     passed: bool
     low: float
     high: float
-    values: tuple[float, ...]
-    """Final loss of the candidate for each seed."""
+    values: tuple[float, ...]  # Final loss of the candidate for each seed
     detail: str
 
 

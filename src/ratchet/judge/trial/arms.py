@@ -26,10 +26,8 @@ WARM_CALLS, WARM_S = 3, 0.5
 """Untimed calls at the start of a launch, or the seconds they take. Until the third call, results
 of many megabytes lie on pages that are new to the process (see `arm_environment`)."""
 
-PROBING_S = 3.0
-"""Seconds for more probes, if a kernel is so short that it was hardly seen at work."""
-PATIENT_BATCHES = 60
-"""Batches that are sampled, or probed, however long a busy machine takes."""
+PROBING_S = 3.0  # Seconds for more probes, if a kernel is so short that it was hardly seen at work
+PATIENT_BATCHES = 60  # Batches that are sampled, or probed, however long a busy machine takes
 
 
 class RoundSeeds:
@@ -109,19 +107,15 @@ class CandidateArm:
         self._watch = watch
         self._watched: Set[int] = frozenset()
         self._probes: Mapping[int, int] = {}
-        self.batch_s = math.inf
-        """Seconds of the shortest batch."""
-        self.checked = 0
-        """Calls that were compared, timed or of probes."""
-        self.order_looks = 0
-        """Moments at which the judge saw how far the calls of a batch had come."""
+        self.batch_s = math.inf  # Seconds of the shortest batch
+        self.checked = 0  # Calls that were compared, timed or of probes
+        self.order_looks = 0  # Moments at which the judge saw how far the calls of a batch had come
         self._sampled: Mapping[int, int] = {}
         self._batch = 0
         self._seeds: RoundSeeds | None = None
         self._due: tuple[DrawnBatch, list[int], list[int]] | None = None
         """A batch, its codes, and the calls to compare at the end of the round."""
-        self._held = contextlib.ExitStack()
-        """Holds that batch."""
+        self._held = contextlib.ExitStack()  # Holds that batch
 
     def begin(self, seeds: RoundSeeds) -> None:
         """Begin the rounds, warm or timed, on the same values as the rivals."""

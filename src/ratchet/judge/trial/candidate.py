@@ -46,16 +46,14 @@ REMEDY = (
 MAX_LIBRARY_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 1 << 20
 MOST_NAMED: Final = 8
-MOST_BUILDS: Final = 64
-"""Most programs that a process may order."""
+MOST_BUILDS: Final = 64  # Most programs that a process may order
 OF_PROFILER: Final = ("USDT:", "STAGE:")
 """Beginnings of lines that torch's profiler prints while a census is taken."""
 AGAIN_S: Final = 20.0
 """Seconds of work that a Python kernel's calls on known sizes may take in addition, all together:
 it may compile again, for other strides, values or weights."""
 IN_TRACEBACK: Final = '  File "'
-PRINTED_LINES, PRINTED_CHARACTERS = 3, 300
-"""Most of a kernel's last output that a reason quotes."""
+PRINTED_LINES, PRINTED_CHARACTERS = 3, 300  # Most of a kernel's last output that a reason quotes
 STATUS_OF_FAILURE: dict[str, Status] = {
     "timed_out": "timed_out",
     "woke": "cheating",
@@ -69,8 +67,7 @@ Code = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 class _RanBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to `go`: the candidate's claims about a batch."""
 
-    codes: list[Code]
-    """One machine word for each call."""
+    codes: list[Code]  # One machine word for each call
     cpu_time_s: Seconds
     device_s: Seconds | None = None
     census: object = None
@@ -126,12 +123,10 @@ class CandidateProcess:
         self._layout: BatchLayout | None = None
         self.unplaced: list[str] = []
         """Parts of a problem's state that its model has no place for, as it claims."""
-        self._met: set[str] = set()
-        """The tensor sizes that its kernel was called on."""
+        self._met: set[str] = set()  # The tensor sizes that its kernel was called on
         self.first_call_limit_s = FIRST_CALL_S
         """Seconds that a Python kernel's first call on new sizes may take in addition."""
-        self._spare_s = AGAIN_S
-        """The rest of AGAIN_S."""
+        self._spare_s = AGAIN_S  # The rest of AGAIN_S
         self.first_call_s = 0.0
         """The longest first call on new sizes; a new process takes that time again."""
         self.censuses: list[tuple[BatchLayout, object]] | None = None

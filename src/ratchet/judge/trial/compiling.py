@@ -27,8 +27,7 @@ from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.trial.candidate import CandidateProcess, sealed_copy
 from ratchet.judge.verdict import CandidateFault, Decided
 
-KEPT_BYTES: Final = 256 << 20
-"""Libraries beyond this are forgotten, the oldest first."""
+KEPT_BYTES: Final = 256 << 20  # Libraries beyond this are forgotten, the oldest first
 COMPILE_MEMORY_BYTES: Final = 8 << 30
 
 
@@ -244,8 +243,7 @@ class NextLibrary:
 # Every compiler reads one source, as for a verdict, with the same options. A library is known by
 # its kernel's build hash, and is kept for what is judged next.
 
-COMPILE_S: Final = 30.0
-"""Seconds of work that one compiler may take; a verdict allows more."""
+COMPILE_S: Final = 30.0  # Seconds of work that one compiler may take; a verdict allows more
 LOOK_S: Final = 0.002
 
 

@@ -19,8 +19,7 @@ from ratchet.judge.trial.reference import COMPILED
 from ratchet.judge.trial.sample import CaseTiming
 from ratchet.judge.verdict import Decided, Evidence, Speedups, Status
 
-FALSE_RATE = 0.05
-"""Chance of a false answer over all looks at a case (`looks`), at most."""
+FALSE_RATE = 0.05  # Chance of a false answer over all looks at a case (`looks`), at most
 LOOK_CONFIDENCE = confidence_of(FALSE_RATE, looks=LOOKS)
 SYSTEMATIC = 1.05
 """The judge's own systematic error. Equal code in the two arms has read up to 1.04x: the processes

@@ -70,8 +70,7 @@ class CheckedCases:
 class CallAnswer(NamedTuple):
     """The verdict on one call: was it right, and why."""
 
-    passed: bool | None
-    """None if it declined."""
+    passed: bool | None  # None if it declined
     detail: str
     overflows: bool = False
     """True if the reference overflows on these values, so nothing was compared."""

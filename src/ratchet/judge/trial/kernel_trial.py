@@ -33,8 +33,7 @@ LOG = logging.getLogger(__name__)
 FindGpu = Callable[[str], Accelerator | Decided | None]
 GRACE_S = 300.0
 """A verdict ends so long after its limit, whatever a step waits for; `court.calls` ends sooner."""
-FIND_TIMEOUT_S = 120.0
-"""The first use of a GPU loads its libraries."""
+FIND_TIMEOUT_S = 120.0  # The first use of a GPU loads its libraries
 
 
 class KernelJudge:

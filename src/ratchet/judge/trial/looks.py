@@ -125,8 +125,7 @@ def _futile(found: Ratio, share: float) -> bool:
 # only those count. The round trip is in both.
 
 KEPT_SHARE: Final = 0.5
-CLEARLY: Final = 0.9
-"""If less than this share of the seconds remains, only what remains counts."""
+CLEARLY: Final = 0.9  # If less than this share of the seconds remains, only what remains counts
 LEAST_ROUNDS, MOST_ROUNDS, ROUNDS_S = 8, 40, 3.0
 """Rounds end once the gain remains; a busy machine gets more of them, within these seconds."""
 
@@ -209,8 +208,7 @@ def _saved_alone_s(
 
 # Checks that only a GPU needs: the census of a batch, and its own clock beside the judge's.
 
-CALLS = 6
-"""Calls of the batch that is counted."""
+CALLS = 6  # Calls of the batch that is counted
 
 
 def count_on_device(candidate: CandidateProcess, opened: OpenProblem) -> DeviceCount:

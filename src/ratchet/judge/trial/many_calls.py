@@ -23,8 +23,7 @@ FEWEST, MOST = 4, 8
 HELD_BYTES: Final = 64 << 20
 ALIKE_PAIR: Final = (2, 1)
 """A call, and the earlier one whose inputs it repeats but for a few elements."""
-COMPARED_S: Final = 0.3
-"""Seconds for comparing them, after the first two."""
+COMPARED_S: Final = 0.3  # Seconds for comparing them, after the first two
 
 
 def check_together(candidate: CandidateProcess, opened: OpenProblem, record: Record) -> None:
@@ -113,12 +112,10 @@ WORN_SHARE: Final = 0.25
 """The share of the time left that calls on cheap cases may take, by the quickest round."""
 CASES: Final = 3
 CHEAP_BYTES, CHEAP_S = 1 << 20, 0.003
-SLOWEST_S: Final = 0.25
-"""A case whose call takes longer is not called that often."""
+SLOWEST_S: Final = 0.25  # A case whose call takes longer is not called that often
 BATCH, LAST_BATCH = 32, 128
 BATCH_BYTES: Final = 64 << 20
-SLOW_BATCH_S: Final = 1.0
-"""Seconds that a batch may take, if two calls do."""
+SLOW_BATCH_S: Final = 1.0  # Seconds that a batch may take, if two calls do
 LEAST_ROUNDS: Final = 2
 LEAST_COMPARED: Final = 8
 """Calls of the last batch of a cheap case that are compared, however long that takes."""
@@ -127,17 +124,13 @@ LATE_S: Final = 1.0
 """Calls of a timed case that is not cheap, or their seconds, by the quickest batch."""
 GROWN_BYTES: Final = 8 << 20
 """Memory that a process may take for good within these calls: caches, arenas of threads."""
-WORN: Final = "wear"
-"""The evidence of the calls; `passed` is None if there were none."""
+WORN: Final = "wear"  # The evidence of the calls; `passed` is None if there were none
 ALIKE, ALIKE_AT_LAST = 2, 6
 """Calls of a batch of a cheap case, and of the last, that repeat an earlier call's inputs but for a
 few elements; one of the last batch of another case."""
-FEW: Final = "wear, calls"
-"""The evidence of a kernel that is too slow for its calls, if it is."""
-GREW: Final = "memory"
-"""The evidence of a process that grows, if it does."""
-RESTLESS: Final = "at rest"
-"""The evidence of a process that works between calls, if it does."""
+FEW: Final = "wear, calls"  # The evidence of a kernel that is too slow for its calls, if it is
+GREW: Final = "memory"  # The evidence of a process that grows, if it does
+RESTLESS: Final = "at rest"  # The evidence of a process that works between calls, if it does
 REST_S, REST_LOOKS, REST_SHARE = 0.03, 2, 0.1
 """Seconds of a look at a process without an order, the looks, and the share that it may work."""
 
@@ -148,8 +141,7 @@ class _Worn:
 
     candidate: CandidateProcess
     opened: OpenProblem
-    declined: Set[int]
-    """The cases that the kernel declines."""
+    declined: Set[int]  # The cases that the kernel declines
     made: int = 0
     call_s: dict[int, float] = field(default_factory=dict)
     """Seconds of a case's call in its quickest batch."""

@@ -40,11 +40,9 @@ T = TypeVar("T")
 
 MOST_ROUND_TRIP: Final = 1.0
 """A round trip up to this many times a batch's work is subtracted from its time."""
-ROUND_TRIP_FACTOR: Final = 2.0
-"""A candidate's round trip may take this many times the reference's."""
+ROUND_TRIP_FACTOR: Final = 2.0  # A candidate's round trip may take this many times the reference's
 ROUND_TRIP_FLOOR_S: Final = 0.0002
-SHARE: Final = 0.05
-"""And this share of its time in addition: a process may wait for a core."""
+SHARE: Final = 0.05  # And this share of its time in addition: a process may wait for a core
 IMPOSSIBLE: Final = 1.02
 """A device cannot work longer than the judge waits. Two clocks differ by less than this."""
 SAVABLE: Final = 0.5
@@ -58,8 +56,7 @@ class DeviceClock:
 
     def __init__(self) -> None:
         self._pairs: dict[tuple[int, str], list[tuple[float, float | None]]] = {}
-        self._round_trips: dict[int, list[float]] = {}
-        """Round trips of trusted batches, by case."""
+        self._round_trips: dict[int, list[float]] = {}  # Round trips of trusted batches, by case
         self._launch: dict[int, list[tuple[float, float]]] = {}
         """The trusted batches of this launch."""
 
@@ -167,12 +164,10 @@ SLOWEST_FACTOR = 100.0
 SLOWEST_FLOOR_S = 10.0
 
 
-TORCH_BYTES = 32 << 30
-"""Address space that torch takes."""
+TORCH_BYTES = 32 << 30  # Address space that torch takes
 
 
-MARGIN_BYTES = 4 << 30
-"""Address space beyond the tensors: the interpreter, threads' stacks, OpenMP."""
+MARGIN_BYTES = 4 << 30  # Address space beyond the tensors: the interpreter, threads' stacks, OpenMP
 
 
 SHOWN_INPUTS = 4
@@ -188,12 +183,9 @@ class CaseFacts:
     """The reference worker's measurements of one case."""
 
     name: str
-    time_s: float
-    """One warm call of the reference, by the worker's own clock: for planning only."""
-    flops: float
-    """Operations of one call; 0 if nothing is timed."""
-    bytes: float
-    """Bytes of inputs and outputs: the least that can be moved."""
+    time_s: float  # One warm call of the reference, by the worker's own clock: for planning only
+    flops: float  # Operations of one call; 0 if nothing is timed
+    bytes: float  # Bytes of inputs and outputs: the least that can be moved
 
     def limit_s(self, calls: int) -> float:
         """Return the seconds that a candidate may be at work on this many calls."""
@@ -205,12 +197,10 @@ class CallCheck:
     """The reference worker's findings in memory after one call of a candidate."""
 
     changed_input: int | None
-    written: bool
-    """True if the call wrote to its outputs."""
+    written: bool  # True if the call wrote to its outputs
     passed: bool
     detail: str
-    off: float = 0.0
-    """The error in norm, relative to the answer's own, on a grown case."""
+    off: float = 0.0  # The error in norm, relative to the answer's own, on a grown case
     overflows: bool = False
     """True if the reference overflows on these values, so nothing was compared."""
 
@@ -225,8 +215,7 @@ class DrawnBatch:
     memories: list[int]
     values: Sequence[str] = ()
     """The case whose values each call has, if they are not the case's own."""
-    read: Read | None = None
-    """Reads the outputs on a GPU, through the reference worker."""
+    read: Read | None = None  # Reads the outputs on a GPU, through the reference worker
     alike: Sequence[int] = ()
     """Calls whose inputs are those of an earlier one, but for a few elements."""
 
@@ -466,10 +455,8 @@ class Rivalry:
     rivals: Rivals
     record: Record
     device_clock: DeviceClock = field(default_factory=DeviceClock)
-    least_calls: int = 1
-    """The fewest calls of a timed batch, unless they are too large or too slow."""
-    among: int = 1
-    """Verdicts that share one chance of a false answer."""
+    least_calls: int = 1  # The fewest calls of a timed batch, unless they are too large or too slow
+    among: int = 1  # Verdicts that share one chance of a false answer
 
 
 def described_cases(

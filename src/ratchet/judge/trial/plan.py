@@ -9,14 +9,11 @@ from ratchet.base.measure.contest import even_rounds
 from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.verdict import CandidateFault, Decided
 
-LOOKS = 3
-"""At most this many, each if the one before left the answer open (`looks`)."""
+LOOKS = 3  # At most this many, each if the one before left the answer open (`looks`)
 LAUNCHES = 3
-MIN_LAUNCHES = 2
-"""One launch says nothing about the next."""
+MIN_LAUNCHES = 2  # One launch says nothing about the next
 MIN_ROUNDS, MAX_ROUNDS = 4, 16
-GPU_MIN_ROUNDS = 8
-"""On a GPU a process takes seconds to start, and a round a tenth of one."""
+GPU_MIN_ROUNDS = 8  # On a GPU a process takes seconds to start, and a round a tenth of one
 TARGET_BATCH_S = 0.001
 """A batch this long hides most of the round trip to a worker (about 0.1 ms, in both arms). The rest
 of it draws a ratio towards 1. Longer batches scatter as much from round to round, and cost more: on
@@ -50,8 +47,7 @@ class TimingPlan:
     launches: int
     rounds: int
     checks: int
-    calls_checked: int
-    """Calls compared in each batch that is compared."""
+    calls_checked: int  # Calls compared in each batch that is compared
 
 
 def budgets_s() -> tuple[float, ...]:

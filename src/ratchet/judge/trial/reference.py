@@ -185,8 +185,7 @@ OutputMode = Literal["mapped", "kept", "copied"]
 mapped: they stay, and shared memory is mapped too, as a compiled candidate writes there. copied:
 they are copied to that memory, inside the clock."""
 
-COMPILED = "torch.compile of the reference"
-"""The name of its arm."""
+COMPILED = "torch.compile of the reference"  # The name of its arm
 
 
 class _Forked:
@@ -220,8 +219,7 @@ class RivalProcess(_Forked):
         super().__init__(zygote)
         self._clock = clock
         self._stopped: Sequence[int] = ()
-        self.device_s: float | None = None
-        """The last batch's seconds by the GPU's own clock."""
+        self.device_s: float | None = None  # The last batch's seconds by the GPU's own clock
 
     def begin_load(self, message: Mapping[str, object]) -> None:
         """Let it load the reference while others start."""

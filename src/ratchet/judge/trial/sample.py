@@ -38,8 +38,7 @@ CHEAP_CHECKS, CHEAP_S = 3, 0.15
 LEAST_LEFT = 0.05
 """At least this share of a batch's time counts as work, however long the round trip is. A kernel
 with a large gain then appears slower than it is, and never faster."""
-LEAST_LOOKS = 6
-"""Looks at the order of the calls."""
+LEAST_LOOKS = 6  # Looks at the order of the calls
 ENOUGH_COMPARED, COMPARING_S = 60, 3.0
 """Calls that are compared before a kernel is `proven`, or their seconds by the quickest batch. Who
 leaves out a twentieth of the timed calls is found in 95 % by 60, and in half by 15."""
@@ -52,14 +51,10 @@ class CaseTiming:
     case: int
     name: str
     samples: list[Sample]
-    checked: int
-    """Calls whose outputs were compared."""
-    order_looks: int = 0
-    """Moments at which a compiled kernel's calls came one after another."""
-    unseen: str = ""
-    """Why it is unknown whose code works, if it was seen at work too rarely."""
-    among: int = 1
-    """Verdicts that share one chance of a false answer, each at a stricter level."""
+    checked: int  # Calls whose outputs were compared
+    order_looks: int = 0  # Moments at which a compiled kernel's calls came one after another
+    unseen: str = ""  # Why it is unknown whose code works, if it was seen at work too rarely
+    among: int = 1  # Verdicts that share one chance of a false answer, each at a stricter level
 
     def as_json(self) -> list[TimedSample]:
         """Return the samples as the verdict keeps them."""

@@ -62,10 +62,8 @@ KEPT_BATCHES: Final = 4
 """Memory of a candidate's process, in batches: its last two, their results, and some room."""
 CONTEXT_BYTES: Final = 1 << 30
 """Memory of a GPU that a process takes before its first tensor: about half of this on an H100."""
-GPU_MEMORY_SHARE: Final = 0.8
-"""The part of a GPU's free memory that all processes may take."""
-MORE_CASES: Final = 2
-"""Untimed cases checked besides the timed ones, drawn anew for each screening."""
+GPU_MEMORY_SHARE: Final = 0.8  # The part of a GPU's free memory that all processes may take
+MORE_CASES: Final = 2  # Untimed cases checked besides the timed ones, drawn anew for each screening
 HELD, HELD_ON_GPU, HELD_COMPARED = 16, 4, 4
 HELD_S, HELD_BYTES = 0.05, 32 << 20
 """Calls on a timed case whose results are held together, within the reference's seconds for them

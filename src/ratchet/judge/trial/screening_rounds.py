@@ -36,8 +36,7 @@ LEAVES: Final = {3: 0.25, 4: 0.75}
 """After this many rounds an arm leaves if it has less than this share of the leader's speed."""
 LEAST_ROUNDS: Final = 3
 RESAMPLES: Final = 400
-CHEAP_S: Final = 0.02
-"""If comparing a call takes no longer, one is compared in every round."""
+CHEAP_S: Final = 0.02  # If comparing a call takes no longer, one is compared in every round
 FEW_CHECKS: Final = 2
 GPU_SHARE: Final = 4
 """On a GPU a batch takes this part of what one of a verdict may, because more arms hold one."""
@@ -53,8 +52,7 @@ class Timed:
     time_s: float
     against_best: float | None
     rounds: int
-    smaller: str = ""
-    """Why a batch had fewer calls than were wanted."""
+    smaller: str = ""  # Why a batch had fewer calls than were wanted
 
 
 class SharedRounds:
@@ -285,8 +283,7 @@ SLOWEST_FLOOR_S: Final = 1.0
 """A call may be at work for this long, plus this many times the reference's time."""
 STEP_S: Final = 10.0
 """Work that a step of a candidate's process may take, such as importing its source."""
-FIRST_CALL_S: Final = 20.0
-"""Work that a Python kernel's first call may take, compilers included."""
+FIRST_CALL_S: Final = 20.0  # Work that a Python kernel's first call may take, compilers included
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

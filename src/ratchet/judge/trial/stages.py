@@ -46,8 +46,7 @@ from ratchet.judge.verdict import (
     fault,
 )
 
-LEFT_TO_EXPLAIN_S = 5.0
-"""With less time left, the judge does not find out why a model is wrong."""
+LEFT_TO_EXPLAIN_S = 5.0  # With less time left, the judge does not find out why a model is wrong
 KEPT_OLD_WEIGHTS = (
     "weights change between calls; this kernel kept old ones (--frozen-weights judges it with "
     "those of its constructor)"
@@ -66,15 +65,11 @@ class _Run:
 
     problem: Problem
     source: Kernel
-    called: Kernel
-    """The source as its worker calls it."""
+    called: Kernel  # The source as its worker calls it
     record: Record
-    is_native: bool = False
-    """True if it runs as it is."""
-    machine: int | None = None
-    """The sealed library that emulates it."""
-    build: Build | None = None
-    """Compiles the extensions that it orders while it is emulated."""
+    is_native: bool = False  # True if it runs as it is
+    machine: int | None = None  # The sealed library that emulates it
+    build: Build | None = None  # Compiles the extensions that it orders while it is emulated
 
 
 @dataclass(kw_only=True)
@@ -88,27 +83,21 @@ class KernelTrial:
     secret: int
     against_compile: bool
     ahead: NextLibrary
-    then: Kernel | None
-    """The kernel that is judged next."""
+    then: Kernel | None  # The kernel that is judged next
     shared: SharedCompilations
-    among: int
-    """Verdicts that together are falsely `proven` no more often than one alone."""
+    among: int  # Verdicts that together are falsely `proven` no more often than one alone
     profiled: Sequence[str]
-    target: str | None
-    """A GPU whose machine code is emulated."""
-    references: References | None
-    """The bounds that an emulated kernel's are compared with."""
+    target: str | None  # A GPU whose machine code is emulated
+    references: References | None  # The bounds that an emulated kernel's are compared with
     accelerator: Accelerator | None = None
     zygote: CandidateZygote | None = None
     record: Record = field(default_factory=Record)
 
     def __post_init__(self) -> None:
         self.isolation = isolation_name()
-        self._judged = self.problem
-        """The problem with the cases on which it is judged."""
+        self._judged = self.problem  # The problem with the cases on which it is judged
         self._unplaced: list[str] = []
-        self._is_right = False
-        """True once every output was checked."""
+        self._is_right = False  # True once every output was checked
         for one in self.problem.notes:
             self.record.note("sizes", one)
 

@@ -25,8 +25,7 @@ from ratchet.judge.sandbox.shared_memory import span
 CLEARLY: Final = 8.0
 """An old answer must be off by this many times the bound, which a check may widen."""
 LEAST_TRIES, MOST_TRIES, TRIED_S = 2, 8, 0.25
-LOOKED_AT: Final = 8
-"""Places of which the one whose element changes most is taken."""
+LOOKED_AT: Final = 8  # Places of which the one whose element changes most is taken
 NUDGES: Final = range(3, 19)
 """An element moves by one part in two to the power of one of these: rounding may hide that."""
 

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 
 
 MOST_AT_ONCE = 1 << 30
-BLANK = 0xFF
-"""Every byte of an output before it is written: NaN in every float dtype."""
+BLANK = 0xFF  # Every byte of an output before it is written: NaN in every float dtype
 _BLANKS = bytes([BLANK]) * (256 << 10)
 """Few enough to stay in a core's cache while they are written again and again."""
 
@@ -233,8 +232,7 @@ def _nothing() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-FLUSHED: Final = 2
-"""Bytes that a device writes before each batch, over the size of its last cache."""
+FLUSHED: Final = 2  # Bytes that a device writes before each batch, over the size of its last cache
 LEAST_FLUSHED_BYTES: Final = 64 << 20
 """Used if a device does not report its cache. It also covers the Infinity Cache of AMD's consumer
 cards; CDNA3's is 256 MB and not in the properties (see MALL_BYTES)."""

@@ -23,14 +23,12 @@ PINNED, ON_DEVICE, AS_DESCRIPTOR, READ_AND_WRITE = 1, 1, 1, 3
 """CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE,
 CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR and CU_MEM_ACCESS_FLAGS_PROT_READWRITE; HIP's values of
 the same names are equal."""
-SMALLEST: Final = 0
-"""CU_MEM_ALLOC_GRANULARITY_MINIMUM, hipMemAllocationGranularityMinimum."""
+SMALLEST: Final = 0  # CU_MEM_ALLOC_GRANULARITY_MINIMUM, hipMemAllocationGranularityMinimum
 HIP_TAKES_VALUE: Final = 70_100_000
 """Since HIP 7.1 hipMemImportFromShareableHandle takes the descriptor itself, as CUDA does. Before,
 it took a pointer to it (ROCm/rocm-systems#759, #11020). The version is 10^7 major + 10^5 minor."""
 MOST_SLACK: Final = 64
-OUT_OF_MEMORY: Final = 2
-"""CUDA_ERROR_OUT_OF_MEMORY and hipErrorOutOfMemory."""
+OUT_OF_MEMORY: Final = 2  # CUDA_ERROR_OUT_OF_MEMORY and hipErrorOutOfMemory
 MORE_MEMORY: Final = "other work holds the GPU's memory: free it, or name another with --device"
 
 

@@ -215,8 +215,7 @@ def off(got: Sequence[Tensor], oracle: Sequence[Tensor]) -> float:
 Call = Callable[[Sequence[Tensor]], list[Tensor]]
 MOST_INPUTS, MOST_TRIES, ENOUGH_HITS = 8, 8, 3
 """The largest inputs are tried, several elements each: one of a table may not be looked up."""
-NUDGE = 2.0**-20
-"""Far above the rounding of float64, far below where a function bends."""
+NUDGE = 2.0**-20  # Far above the rounding of float64, far below where a function bends
 NUDGES = 8
 """With three nudges the few rows of a small case, or the two elements of a row that carry errors
 far, would all move the same way one time in eight."""

@@ -40,8 +40,7 @@ from ratchet.judge.workers.variants import explanation
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
-MOST_WORN_BYTES = 32 << 20
-"""Inputs of a larger batch are not kept for the next one."""
+MOST_WORN_BYTES = 32 << 20  # Inputs of a larger batch are not kept for the next one
 BEYOND = "it wrote beyond its tensors: check the bounds of what it writes"
 PLANNING_CALLS, PLANNING_S = 10, 0.02
 """Calls of the reference on a timed case, or their seconds, to measure a warm call. With the first
@@ -49,8 +48,7 @@ two alone a batch got 1 to 7 calls where 25 fitted."""
 MOST_DRAWS, ENOUGH_ELEMENTS = 32, 4096
 """Draws over which the reference's loss is taken before an answer is called wrong."""
 
-Form = tuple[tuple[object, ...], ...]
-"""Shape, dtype and layout of each input of a case."""
+Form = tuple[tuple[object, ...], ...]  # Shape, dtype and layout of each input of a case
 
 
 class ReferenceWorker:
@@ -108,15 +106,12 @@ class HeldProblem:
         check_fits(self._problem)
         self._reference = self._problem.load_reference()
         self._seed = message["seed"]
-        self._seeds = False
-        """True if the reference sets torch's seed."""
+        self._seeds = False  # True if the reference sets torch's seed
         self._is_timed: bool = message["is_timed"]
         """False if no kernel is timed: then no operations are counted."""
         self._forms: dict[int, list[Tensor]] = {}
-        self._views: set[int] = set()
-        """Cases on which the reference's outputs are views."""
-        self._flops: dict[Form, float] = {}
-        """Operations of counted cases, by their form."""
+        self._views: set[int] = set()  # Cases on which the reference's outputs are views
+        self._flops: dict[Form, float] = {}  # Operations of counted cases, by their form
         self._batches: dict[int, SharedBatch] = {}
         self._drawn: dict[int, list[Tensor]] = {}
         """The values of the last round's batch by their seeds: the next arm gets the same."""

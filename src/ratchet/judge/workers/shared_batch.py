@@ -32,14 +32,12 @@ from ratchet.judge.sandbox.shared_memory import (
 from ratchet.judge.workers.device import Block, HostBlock, WorkerDevice, flat_bytes
 
 ALIGNMENT = 64
-JITTER = 64
-"""Tensors start at a multiple of 64 bytes, shifted by up to this many times 64 more."""
+JITTER = 64  # Tensors start at a multiple of 64 bytes, shifted by up to this many times 64 more
 SLACK_PAGES = 4096
 PLACE_BYTES = 1 << 36
 FREE_PLACES = range(0x100, 0x500)
 """Multiples of PLACE_BYTES at which 64-bit Linux puts nothing of its own: 16 to 80 TiB."""
-LEAST_THREADED_BYTES = 256 << 10
-"""Below this a second thread costs more than it gives."""
+LEAST_THREADED_BYTES = 256 << 10  # Below this a second thread costs more than it gives
 CODES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
@@ -73,8 +71,7 @@ class SharedBatch:
         self.writable_inputs = writable_inputs
         self._threaded = device.memory.seals and not problem.text
         self.seeds = list(seeds)
-        self.cases = cases or [case] * len(seeds)
-        """The case whose values each call has."""
+        self.cases = cases or [case] * len(seeds)  # The case whose values each call has
         kinds = dict(zip(seeds, self.cases, strict=True))
         drawn = {} if kept is None else kept
 

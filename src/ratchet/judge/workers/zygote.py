@@ -25,8 +25,7 @@ CACHE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = {"cuda": ("nvidia", "CudaUtils"), "hip": ("amd", "HIPUtils")}
 """Triton's back end and its class that builds a module in C for the driver, by dialect."""
 
-_built: dict[str, bytes] = {}
-"""Files of Triton's cache, by their places."""
+_built: dict[str, bytes] = {}  # Files of Triton's cache, by their places
 
 
 def main() -> None:

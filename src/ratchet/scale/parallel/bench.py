@@ -26,8 +26,7 @@ from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.parallel import ParallelLayout
 
 ARM: Final = "step"
-BENCHED: Final = "bench-parallel"
-"""Kind of evidence: the figures of one layout."""
+BENCHED: Final = "bench-parallel"  # Kind of evidence: the figures of one layout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,8 +36,7 @@ class RankBench:
     rank: int
     host: str
     device: str
-    step_time_s: float
-    """Median."""
+    step_time_s: float  # Median
     low_s: float
     high_s: float
     peak_memory_bytes: int
@@ -52,29 +50,21 @@ class ParallelBench:
     workload: str
     layout: str
     world: int
-    step_time_s: float
-    """Median of each step's slowest rank."""
+    step_time_s: float  # Median of each step's slowest rank
     low_s: float
     high_s: float
-    slowest_rank: int
-    """The rank that was slowest in most steps."""
+    slowest_rank: int  # The rank that was slowest in most steps
     first_step_s: float
-    tokens_per_s: float
-    """Items of `unit` of all ranks per second."""
+    tokens_per_s: float  # Items of `unit` of all ranks per second
     unit: str
     items_per_step: int
-    sequence: int
-    """Tokens of a sequence; 0 if the batches hold none."""
+    sequence: int  # Tokens of a sequence; 0 if the batches hold none
     steps: int
     parameters: int
-    peak_memory_bytes: int
-    """Peak of the rank that takes most."""
-    exposed_communication_s: float
-    """Time of the rank that exposes most, a step."""
-    threads: int
-    """CPU threads of each rank."""
-    loss: float
-    """Loss of the last timed step."""
+    peak_memory_bytes: int  # Peak of the rank that takes most
+    exposed_communication_s: float  # Time of the rank that exposes most, a step
+    threads: int  # CPU threads of each rank
+    loss: float  # Loss of the last timed step
     ranks: tuple[RankBench, ...]
 
 

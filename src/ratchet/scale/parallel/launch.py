@@ -29,7 +29,7 @@ from ratchet.base.serialise import document_of, encoded
 from ratchet.scale.parallel.rank import PROFILED_STEPS, RankRequest, RankResult
 from ratchet.trace.analysis import analyse
 from ratchet.trace.read import read
-from ratchet.train.recipe.recipe import Candidate
+from ratchet.train.recipe import Candidate
 from ratchet.train.turn.settings import Settings
 from ratchet.train.workloads.parallel import parse_parallel
 

@@ -26,10 +26,10 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.measure import Sample, Timing
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.serialise import document_of, encoded
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.compiled_step import build
 from ratchet.train.recipe.installed import activate_proven, as_kernel
 from ratchet.train.recipe.ranks import of_all_ranks
-from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.load import load
 from ratchet.train.workloads.names import LoadOptions
@@ -48,31 +48,24 @@ class RankRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The work of all ranks: `rounds` timed steps of each arm side by side, or losses alone."""
 
     workload: str
-    options: LoadOptions
-    """Options of `load`; `device` is a kind, cpu or cuda."""
+    options: LoadOptions  # Options of `load`; `device` is a kind, cpu or cuda
     layout: str
-    arms: dict[str, Candidate | None]
-    """By name; None is the step as written."""
+    arms: dict[str, Candidate | None]  # By name; None is the step as written
     rounds: int
     launch: int = 0
     shrunk: bool = False
     """Train the workload's small copy, with the seed among the options, for its losses."""
-    traced: bool = True
-    """Leave a trace of some steps of each arm, as ARM.rank_N.json."""
-    wait_s: float = 120.0
-    """Time that a rank waits for another."""
+    traced: bool = True  # Leave a trace of some steps of each arm, as ARM.rank_N.json
+    wait_s: float = 120.0  # Time that a rank waits for another
 
 
 class ArmOnRank(msgspec.Struct, kw_only=True):
     """One rank's figures of one arm; times in seconds."""
 
     first_step_s: float
-    times_s: list[float]
-    """Figures of this rank alone, a step each."""
-    peak_memory_bytes: int
-    """After the model was split; of the whole process on a CPU."""
-    losses: list[float]
-    """Losses of the whole batch, from the first warm-up step on."""
+    times_s: list[float]  # Figures of this rank alone, a step each
+    peak_memory_bytes: int  # After the model was split; of the whole process on a CPU
+    losses: list[float]  # Losses of the whole batch, from the first warm-up step on
     gradient_error: float = 0.0
     """Largest relative error in norm, over parameters, of the first step's gradients against the
     first arm's; over all ranks."""
@@ -87,13 +80,10 @@ class RankResult(msgspec.Struct, kw_only=True):
     device: str
     threads: int
     unit: str
-    items_per_step: int
-    """Tokens, images or samples of all ranks."""
-    sequence: int
-    """Tokens of a sequence; 0 if the batches hold none."""
+    items_per_step: int  # Tokens, images or samples of all ranks
+    sequence: int  # Tokens of a sequence; 0 if the batches hold none
     parameters: int
-    samples: list[Sample]
-    """A sample's time is that of the slowest rank."""
+    samples: list[Sample]  # A sample's time is that of the slowest rank
     arms: dict[str, ArmOnRank]
 
 

@@ -36,8 +36,7 @@ from ratchet.scale.parallel.levers import (
 )
 from ratchet.train.levers import Lever, Situation
 from ratchet.train.levers.system import CHECKPOINTING
-from ratchet.train.recipe.ranks import by_units, without_process
-from ratchet.train.recipe.recipe import (
+from ratchet.train.recipe import (
     Candidate,
     ModelSignature,
     describe,
@@ -45,6 +44,7 @@ from ratchet.train.recipe.recipe import (
     wanted_libraries,
     with_config,
 )
+from ratchet.train.recipe.ranks import by_units, without_process
 from ratchet.train.turn.compose import make_folder, make_recipe
 from ratchet.train.turn.loop import optimize
 from ratchet.train.turn.optimize_result import Change, LossResult
@@ -60,8 +60,7 @@ from ratchet.train.workloads.parallel.meshes import check_devices
 from ratchet.train.workloads.parallel.parallelize import check_parallel
 from ratchet.train.workloads.workload import Workload
 
-SHARE: Final = 0.5
-"""Part of a turn's budget for the turn of one process."""
+SHARE: Final = 0.5  # Part of a turn's budget for the turn of one process
 WRITTEN, TUNED = "written", "tuned"
 SCREEN_ROUNDS: Final = 10
 
@@ -76,8 +75,7 @@ class ParallelTurn:
     tuned: Candidate
     """The way that the recipe runs each rank's step; as written if nothing was proven."""
     proven: bool
-    speedup: Ratio | None
-    """The slowest rank's; None if no launch told."""
+    speedup: Ratio | None  # The slowest rank's; None if no launch told
     written_s: float | None
     tuned_s: float | None
     exposed_written_s: float | None
@@ -93,8 +91,7 @@ class ParallelTurn:
     recipe: str
     result: str
     report: str
-    command: str
-    """Runs a script that applies the recipe."""
+    command: str  # Runs a script that applies the recipe
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -189,8 +186,7 @@ class OneProcess:
     """Findings of the turn of one process, for each rank."""
 
     found: Candidate | None = None
-    reason: str = ""
-    """Why there is nothing, or what it does."""
+    reason: str = ""  # Why there is nothing, or what it does
     changes: tuple[Change, ...] = ()
 
 

@@ -44,10 +44,8 @@ MEMORY_BOUND: Final = 0.8
 """Share of a product's time that its bytes would take, from which its rate tells nothing."""
 LARGE_FLOPS: Final = 10**10
 """Operations of one call from which a product's rate tells about the device, not the launch."""
-LARGE_BYTES: Final = 16 << 20
-"""The same for a collective's message."""
-WAITING: Final = 0.1
-"""Share of a link's rate below which a collective's time is a wait."""
+LARGE_BYTES: Final = 16 << 20  # The same for a collective's message
+WAITING: Final = 0.1  # Share of a link's rate below which a collective's time is a wait
 
 
 def calibrated(cluster: PlannedCluster, paths: Sequence[Path]) -> PlannedCluster:
@@ -218,10 +216,8 @@ def _mean(weighted: Sequence[tuple[float, float]]) -> float:
 # memory of a process beside the model. The other rows are predicted, and their errors are told.
 # Ranks on a CPU share its cores and its memory's bandwidth.
 
-LEAST_ROWS: Final = 3
-"""Layouts from which on something is predicted: two set the rates."""
-SLOWEST, FASTEST = 1e-6, 1e6
-"""Range of the factors on the measured ceilings that are searched."""
+LEAST_ROWS: Final = 3  # Layouts from which on something is predicted: two set the rates
+SLOWEST, FASTEST = 1e-6, 1e6  # Range of the factors on the measured ceilings that are searched
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,13 +227,11 @@ class CheckedLayout:
     layout: str
     step_s: float
     predicted_s: float
-    exposed_s: float
-    """Communication that nothing hides; on a CPU, with the waits for other ranks."""
+    exposed_s: float  # Communication that nothing hides; on a CPU, with the waits for other ranks
     predicted_exposed_s: float
     memory_bytes: float
     predicted_bytes: float
-    sets: str = ""
-    """The rate that this row sets; empty if it is predicted."""
+    sets: str = ""  # The rate that this row sets; empty if it is predicted
 
     @property
     def step_error(self) -> float:
@@ -256,8 +250,7 @@ class CheckedPlan:
     model: str
     device: str
     rows: tuple[CheckedLayout, ...]
-    left_out: dict[str, str]
-    """Layouts that a plan does not know, and why."""
+    left_out: dict[str, str]  # Layouts that a plan does not know, and why
 
     @property
     def step_error(self) -> float:

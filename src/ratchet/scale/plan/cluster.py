@@ -29,10 +29,8 @@ NETWORK_BYTES_PER_S: Final[dict[str, tuple[float, str]]] = {
     "": (50e9, "400 Gb/s a GPU, as in torchtitan's H100 benchmarks of 2024-12"),
 }
 """Network bandwidth of one device, one way, by a word of its name."""
-HOP_S: Final = 6e-6
-"""Latency of one step of a collective inside a node; an assumption."""
-NETWORK_HOP_S: Final = 15e-6
-"""The same between nodes; an assumption."""
+HOP_S: Final = 6e-6  # Latency of one step of a collective inside a node; an assumption
+NETWORK_HOP_S: Final = 15e-6  # The same between nodes; an assumption
 RESERVED_BYTES: Final = 2.5 * GIB
 """Memory that the driver, the collectives' buffers and the allocator's gaps take; an assumption."""
 OPTIONS: Final = {"memory": "GiB of a device", "network": "GB/s of a device between nodes"}
@@ -54,21 +52,14 @@ class PlannedCluster:
     device: str
     local: int
     nodes: int
-    products: dict[str, Rate]
-    """Sustained FLOP/s of large matrix products by precision: bf16, fp8."""
-    peak: dict[str, float]
-    """Paper peaks in FLOP/s, by which MFU is told."""
+    products: dict[str, Rate]  # Sustained FLOP/s of large matrix products by precision: bf16, fp8
+    peak: dict[str, float]  # Paper peaks in FLOP/s, by which MFU is told
     memory_bytes: float
-    memory: Rate
-    """Sustained bytes/s of the device's own memory."""
-    fabric: Rate
-    """Bytes/s that one device sends inside its node, with all its links busy."""
-    mesh: bool
-    """True if the node is a full mesh: a group of g devices then uses g - 1 of the links."""
-    network: Rate
-    """Bytes/s that one device sends to other nodes."""
-    units: int
-    """Compute units or multiprocessors, among which a product's tiles are dealt out."""
+    memory: Rate  # Sustained bytes/s of the device's own memory
+    fabric: Rate  # Bytes/s that one device sends inside its node, with all its links busy
+    mesh: bool  # True if the node is a full mesh: a group of g devices then uses g - 1 of the links
+    network: Rate  # Bytes/s that one device sends to other nodes
+    units: int  # Compute units or multiprocessors, among which a product's tiles are dealt out
     power_w: float
     collective: float = COLLECTIVE
     by_inner: tuple[tuple[float, float], ...] = ()

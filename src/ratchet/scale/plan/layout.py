@@ -26,21 +26,14 @@ PRECISIONS: Final = ("bf16", "fp8")
 class Layout:
     """Degrees of parallelism and what each rank keeps. Degrees count ranks."""
 
-    dp: int = 1
-    """Data-parallel replicas; with `full` sharding the ranks of FSDP."""
-    tp: int = 1
-    """Tensor parallel, with the sequence split between the products (arXiv:2205.05198)."""
+    dp: int = 1  # Data-parallel replicas; with `full` sharding the ranks of FSDP
+    tp: int = 1  # Tensor parallel, with the sequence split between the products (arXiv:2205.05198)
     pp: int = 1
-    vpp: int = 1
-    """Chunks of layers a pipeline stage holds: above 1 the schedule is interleaved."""
-    cp: int = 1
-    """Context parallel: ring attention over the sequence."""
-    ep: int = 1
-    """Expert parallel, over data-parallel ranks."""
-    micro_batch: int = 1
-    """Sequences in one pass of one replica."""
-    sharding: Sharding = "none"
-    """none: DDP; optimizer: ZeRO-1; full: FSDP2."""
+    vpp: int = 1  # Chunks of layers a pipeline stage holds: above 1 the schedule is interleaved
+    cp: int = 1  # Context parallel: ring attention over the sequence
+    ep: int = 1  # Expert parallel, over data-parallel ranks
+    micro_batch: int = 1  # Sequences in one pass of one replica
+    sharding: Sharding = "none"  # none: DDP; optimizer: ZeRO-1; full: FSDP2
     checkpointing: Checkpointing = "none"
     precision: Precision = "bf16"
 
@@ -146,8 +139,7 @@ class Stack:
     """Properties of the software that runs the step."""
 
     name: str
-    flash: bool = True
-    """True if attention is fused; otherwise its scores are written and kept."""
+    flash: bool = True  # True if attention is fused; otherwise its scores are written and kept
     sequence_parallel: bool = True
     """True if tensor parallel ranks split the sequence between the products."""
     cast_bytes: float = 6.0
@@ -156,8 +148,7 @@ class Stack:
     logit_bytes: float = 14.0
     """Bytes held for a logit. Plain cross entropy has it in bf16 and fp32, its log-softmax and its
     fp32 gradient; a fused one keeps the fp32 logit, overwritten by its gradient, and the bf16."""
-    keeps_fp8: bool = False
-    """True if inputs of fp8 products are kept in fp8 for the backward pass."""
+    keeps_fp8: bool = False  # True if inputs of fp8 products are kept in fp8 for the backward pass
     element_bytes: float = 2.0
     """Bytes of a weight or an activation in the forward pass; with 4, there is no master copy."""
     overlap_tensor: float = 0.0
@@ -170,8 +161,7 @@ class Stack:
     """True if fused attention has only the instructions of an A100, as FlashAttention-2 in SDPA."""
     overlaps_data: bool = True
     """True if gradients are reduced while the backward pass runs, not behind it."""
-    reduced_bytes: float = 4.0
-    """Bytes of a gradient that is reduced among replicas."""
+    reduced_bytes: float = 4.0  # Bytes of a gradient that is reduced among replicas
     accumulated_bytes: float = 0.0
     """Bytes moved to add a micro-batch's gradient to those before it; 0 if the product does it."""
     splits_sends: bool = True

@@ -19,8 +19,7 @@ OPTIMIZER, FULL_SHARDING = SHARDINGS.index("optimizer"), SHARDINGS.index("full")
 SELECTIVE, FULL = CHECKPOINTINGS.index("selective"), CHECKPOINTINGS.index("full")
 GRADIENT_BYTES: Final = 4
 """Gradients add up in fp32, in Megatron-LM's main gradients and FSDP2's reduction alike."""
-ADAM_BYTES: Final = 12
-"""An fp32 master weight and AdamW's two fp32 moments."""
+ADAM_BYTES: Final = 12  # An fp32 master weight and AdamW's two fp32 moments
 GATHERED_LAYERS: Final = 2
 """Layers whose whole weights FSDP holds at a time: the one that runs and the one prefetched."""
 

@@ -46,11 +46,9 @@ class PlanQuestion:
     shape: Shape
     cluster: PlannedCluster
     stack: Stack
-    batch: int
-    """Sequences of one step, over all replicas."""
+    batch: int  # Sequences of one step, over all replicas
     precisions: tuple[str, ...] = ("bf16",)
-    micro_batches: tuple[int, ...] = MICRO_BATCHES
-    """Sequences of a micro-batch that are tried."""
+    micro_batches: tuple[int, ...] = MICRO_BATCHES  # Sequences of a micro-batch that are tried
     checkpointings: tuple[str, ...] = CHECKPOINTINGS
     shardings: tuple[str, ...] = SHARDINGS
 
@@ -62,11 +60,9 @@ class LayoutPlan:
     layout: Layout
     micro_batches: int
     step_s: float
-    memory_bytes: float
-    """On the fullest rank, without what the driver reserves."""
+    memory_bytes: float  # On the fullest rank, without what the driver reserves
     tokens_per_s: float
-    mfu: float
-    """Model operations (6 N + 12 L H s a token) over bf16's paper peak."""
+    mfu: float  # Model operations (6 N + 12 L H s a token) over bf16's paper peak
     time_s: dict[str, float]
     memory_by_part: dict[str, float]
 
@@ -88,8 +84,7 @@ class Planned:
     front: tuple[LayoutPlan, ...]
     """Layouts that no other beats in both time and memory, fastest first; the one that needs
     least if none of those asked for fits."""
-    every: Evaluated
-    """All layouts, those that do not fit too."""
+    every: Evaluated  # All layouts, those that do not fit too
 
     @property
     def best(self) -> LayoutPlan:

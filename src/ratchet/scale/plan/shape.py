@@ -30,28 +30,20 @@ class Shape:
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
-    """Inner size of the dense MLP; 0 if every layer is a mixture of experts."""
+    intermediate: int  # Inner size of the dense MLP; 0 if every layer is a mixture of experts
     vocabulary: int
-    sequence: int
-    """Tokens in a training sequence."""
-    gated: bool = True
-    """True if the MLP has a gate: three products instead of two."""
-    tied: bool = False
-    """True if the output layer shares the embedding's weight."""
+    sequence: int  # Tokens in a training sequence
+    gated: bool = True  # True if the MLP has a gate: three products instead of two
+    tied: bool = False  # True if the output layer shares the embedding's weight
     experts: int = 0
     experts_per_token: int = 0
     expert_intermediate: int = 0
-    shared_intermediate: int = 0
-    """Inner size of the experts that every token visits."""
-    dense_layers: int = 0
-    """Layers with a dense MLP in a model whose other layers have experts."""
+    shared_intermediate: int = 0  # Inner size of the experts that every token visits
+    dense_layers: int = 0  # Layers with a dense MLP in a model whose other layers have experts
     latent_rank: int = 0
     """Rank of a latent attention's keys and values (DeepSeek); 0 for ordinary projections."""
-    window: int = 0
-    """Tokens back to which the attention of `windowed` layers sees."""
-    windowed: int = 0
-    """Layers whose attention sees a window alone."""
+    window: int = 0  # Tokens back to which the attention of `windowed` layers sees
+    windowed: int = 0  # Layers whose attention sees a window alone
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "sequence"):

@@ -24,15 +24,14 @@ from ratchet.base.show import model as m
 from ratchet.base.show.figures import Plot, Series, TrackRow, around, dots, from_zero, stacked_bar
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import show_bandwidth, show_bytes, show_flops, show_share, show_time
-from ratchet.scale.plan.ask import POWER_SHARE, Answered, SavedBy, Trainable, Trainables
+from ratchet.scale.plan import POWER_SHARE, Answered, SavedBy, Trainable, Trainables
 from ratchet.scale.plan.calibrate import CheckedPlan
 from ratchet.scale.plan.cluster import PlannedCluster, Rate
 from ratchet.scale.plan.commands import jobset, slurm, torchrun, torchrun_lines
 from ratchet.scale.plan.layout import CHECKPOINTINGS, PRECISIONS, SHARDINGS, Layouts
 from ratchet.scale.plan.search import MEMORY_PARTS, TIME_PARTS, LayoutPlan, room_bytes
 
-MOST_ROWS: Final = 12
-"""Plans on the terminal; the page and --json have all."""
+MOST_ROWS: Final = 12  # Plans on the terminal; the page and --json have all
 MOST_BARS: Final = 6
 TIME_WORDS: Final = {
     "compute": "compute", "recompute": "recomputation", "tensor": "tensor parallel",

@@ -27,8 +27,7 @@ from ratchet.scale.plan.shape import Shape
 
 FP8: Final = PRECISIONS.index("fp8")
 TILE_ROWS, TILE_COLUMNS = 256, 128
-INNER: Final = 256
-"""Inner size at which filling and draining a tile's pipeline halves the rate."""
+INNER: Final = 256  # Inner size at which filling and draining a tile's pipeline halves the rate
 ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.6, 0.45
 """Share of the bf16 product rate that fused attention sustains, forward and backward, with causal
 masks: 190 and 150 of 247 to 312 TFLOP/s on an A100 (arXiv:2307.08691, figures 5 and 6)."""
@@ -40,19 +39,14 @@ LATER: Final = ("H100", "H200", "B200")
 ALIGNED: Final = 8
 """Elements of which a head's size must be a multiple for tensor cores to run its products at full
 rate (NVIDIA's Matrix Multiplication Background, tensor core requirements)."""
-MISALIGNED: Final = 1 / 16
-"""Share of the rate without tensor cores: 19.5 of 312 TFLOP/s on an A100."""
+MISALIGNED: Final = 1 / 16  # Share of the rate without tensor cores: 19.5 of 312 TFLOP/s on an A100
 UNFUSED: Final = 0.5
 """The same for the two batched products of attention that is not fused; its scores' traffic is
 counted apart."""
-BACKWARD: Final = 2.0
-"""Operations of a product's backward pass over those of its forward pass."""
-ATTENTION_BACKWARD_FLOPS: Final = 2.5
-"""Fused attention's, which computes the scores again."""
-LAUNCH_S: Final = 4e-6
-"""Least time of a kernel; an assumption."""
-HOST_S: Final = 8e-6
-"""Time in which a Python program launches one kernel; an assumption."""
+BACKWARD: Final = 2.0  # Operations of a product's backward pass over those of its forward pass
+ATTENTION_BACKWARD_FLOPS: Final = 2.5  # Fused attention's, which computes the scores again
+LAUNCH_S: Final = 4e-6  # Least time of a kernel; an assumption
+HOST_S: Final = 8e-6  # Time in which a Python program launches one kernel; an assumption
 EXPERT_CASTS: Final = 16
 """Kernels that an expert's fp8 products need beside them, forward; backward has twice as many."""
 OPTIMIZER_TRAFFIC: Final = 30
@@ -67,14 +61,12 @@ class Times:
 
     compute: Floats
     recompute: Floats
-    tensor: Floats
-    """Exposed collectives of tensor parallelism."""
+    tensor: Floats  # Exposed collectives of tensor parallelism
     context: Floats
     experts: Floats
     bubble: Floats
     pipeline: Floats
-    data: Floats
-    """Exposed collectives of data parallelism."""
+    data: Floats  # Exposed collectives of data parallelism
     optimizer: Floats
 
     @property
@@ -90,10 +82,8 @@ class Layer:
 
     forward: Floats
     backward: Floats
-    attention: Floats
-    """The attention's part of `forward`."""
-    products: Floats
-    """The products' part of `forward`."""
+    attention: Floats  # The attention's part of `forward`
+    products: Floats  # The products' part of `forward`
 
 
 def times(

@@ -28,8 +28,7 @@ GEMM_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
 MESSAGE_BYTES: Final = {"cpu": 8 << 20, "cuda": 128 << 20}
 REPEATS: Final = 5
-SLOW: Final = 0.85
-"""Share of the ranks' median below which a rank is named an outlier."""
+SLOW: Final = 0.85  # Share of the ranks' median below which a rank is named an outlier
 SKEW_S: Final = 0.01
 """Difference of clocks that is named: traces and logs of ranks are compared by their clocks."""
 
@@ -41,16 +40,11 @@ class RankCheck:
     rank: int
     host: str
     device: str
-    gemm_flops_per_s: float
-    """fp32 products on a CPU, bf16 on a GPU."""
-    copy_bytes_per_s: float
-    """Bytes read and written by a copy."""
-    ring_bytes_per_s: float
-    """Sent to the next rank while it receives from the one before."""
-    all_to_all_bytes_per_s: float
-    """Bytes that one rank sends to all others together."""
-    clock_skew_s: float
-    """Its clock minus rank 0's, less half the way there and back."""
+    gemm_flops_per_s: float  # fp32 products on a CPU, bf16 on a GPU
+    copy_bytes_per_s: float  # Bytes read and written by a copy
+    ring_bytes_per_s: float  # Sent to the next rank while it receives from the one before
+    all_to_all_bytes_per_s: float  # Bytes that one rank sends to all others together
+    clock_skew_s: float  # Its clock minus rank 0's, less half the way there and back
     versions: dict[str, str]
 
 
@@ -61,8 +55,7 @@ class Preflight:
     ranks: tuple[RankCheck, ...]
     pairs: dict[str, float]
     """Bytes per second between two ranks, by `0-1`: neighbours, and those half the world apart."""
-    outliers: tuple[str, ...]
-    """A sentence each; empty if the ranks are alike."""
+    outliers: tuple[str, ...]  # A sentence each; empty if the ranks are alike
 
 
 def preflight(device: str, *, time_limit_s: float = 60.0) -> Preflight | None:

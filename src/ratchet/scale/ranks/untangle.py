@@ -30,20 +30,16 @@ OWN_FRAMES: Final = re.compile(r"[/\\](torch|typing_extensions|contextlib|thread
 class CollectiveCall:
     """One collective, or one send or receive, as a rank called it."""
 
-    operation: str
-    """all_reduce, broadcast, send 0->1, ..."""
-    sequence: int
-    """Its number among the group's collectives, or among its sends and receives."""
+    operation: str  # all_reduce, broadcast, send 0->1, ...
+    sequence: int  # Its number among the group's collectives, or among its sends and receives
     is_p2p: bool
     inputs: tuple[tuple[int, ...], ...]
     outputs: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
-    state: str
-    """scheduled, started or completed."""
+    state: str  # scheduled, started or completed
     retired: bool
     created_ns: int
-    stack: tuple[str, ...]
-    """`file:line in function` of the training script, the innermost first."""
+    stack: tuple[str, ...]  # `file:line in function` of the training script, the innermost first
 
     @property
     def is_done(self) -> bool:
@@ -62,8 +58,7 @@ class DumpedGroup:
 
     name: str
     described: str
-    ranks: tuple[int, ...]
-    """Its ranks; empty if the dump does not say."""
+    ranks: tuple[int, ...]  # Its ranks; empty if the dump does not say
     calls: tuple[CollectiveCall, ...]
 
 
@@ -267,8 +262,7 @@ class Disagreement:
     kind: Kind
     group: str
     sequence: int
-    said: str
-    """The fault, in a sentence."""
+    said: str  # The fault, in a sentence
     remedy: str
     stacks: dict[int, tuple[str, ...]]
     """For each rank of interest, the stack of its call, or of its last one."""
@@ -279,13 +273,10 @@ class Untangled:
     """Findings from the dumps of a job."""
 
     ranks: tuple[int, ...]
-    missing_dumps: tuple[int, ...]
-    """Ranks of the largest group that left no dump."""
+    missing_dumps: tuple[int, ...]  # Ranks of the largest group that left no dump
     calls: int
-    found: tuple[Disagreement, ...]
-    """At most one a group, the earliest first."""
-    faults: tuple[str, ...]
-    """Files that could not be read."""
+    found: tuple[Disagreement, ...]  # At most one a group, the earliest first
+    faults: tuple[str, ...]  # Files that could not be read
 
 
 def untangle(dumps: Sequence[Dump], faults: Sequence[str] = ()) -> Untangled:

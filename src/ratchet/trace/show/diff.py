@@ -8,8 +8,7 @@ from ratchet.base.show import model as m
 from ratchet.base.show.figures import from_zero
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import change_ms, milliseconds, show_bytes, show_ns
-from ratchet.trace.show import figures, tables, words
-from ratchet.trace.show.report import parts_legend
+from ratchet.trace.show import figures, parts_legend, tables, words
 
 if TYPE_CHECKING:
     from ratchet.trace.compare import Diff

@@ -288,8 +288,7 @@ def _nodes(arguments: Iterable[object]) -> Iterator[Node]:
 # Hugging Face models build their causal mask inside the graph from `arange` alone. Once the mask
 # is computed, a kernel that supports only causal attention can take the site.
 
-MOST_ELEMENTS = 1 << 27
-"""Largest mask that is computed: 128 Mi elements, or 128 MiB as bool."""
+MOST_ELEMENTS = 1 << 27  # Largest mask that is computed: 128 Mi elements, or 128 MiB as bool
 VMAP = frozenset({"_add_batch_dim", "_remove_batch_dim"})
 """Functions by which dynamo's graphs hold torch.vmap; they mean nothing outside of its nesting."""
 

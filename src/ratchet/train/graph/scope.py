@@ -39,16 +39,12 @@ Scalar = bool | int | float | str
 class CapturedSite:
     """Call sites of one pattern that share shapes, dtypes and scalars."""
 
-    pattern: str
-    """The pattern's name; `kernel` may be a narrower one."""
-    kernel: str
-    """The custom op that takes the site, without its namespace."""
+    pattern: str  # The pattern's name; `kernel` may be a narrower one
+    kernel: str  # The custom op that takes the site, without its namespace
     shapes: Mapping[str, tuple[int, ...]]
     """Sizes of each tensor argument, by the op's argument name."""
-    dtypes: Mapping[str, str]
-    """`fp32`, `bf16` and so on, by the op's argument name."""
-    scalars: Mapping[str, Scalar]
-    """The other arguments."""
+    dtypes: Mapping[str, str]  # `fp32`, `bf16` and so on, by the op's argument name
+    scalars: Mapping[str, Scalar]  # The other arguments
     count: int = 1
 
     @staticmethod
@@ -361,8 +357,7 @@ class Pattern:
 
     name: str
     """The pattern's name, and the kernel's name in `ratchet.judge.kernels.library.LIBRARY`."""
-    place: int
-    """Its place in running order, lowest first, with gaps for new ones."""
+    place: int  # Its place in running order, lowest first, with gaps for new ones
     find: Callable[[Node], bool]
     """Return True if this node is the site's anchor; must be cheap and free of side effects."""
     install: Callable[[Node, Scope], None]

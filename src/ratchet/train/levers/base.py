@@ -19,11 +19,9 @@ BF16_LEAST = 0.5
 class Situation:
     """The facts that a lever may use to decide if it applies."""
 
-    device_kind: str
-    """`cpu` or `cuda`."""
+    device_kind: str  # `cpu` or `cuda`
     vendor: str
-    target: str
-    """The code that the device runs, such as `avx2`, `amx`, `gfx942` or `sm_90`."""
+    target: str  # The code that the device runs, such as `avx2`, `amx`, `gfx942` or `sm_90`
     written: StepConfig
     layout: ParallelLayout | None = None
     """The ranks that the step runs on, of which nothing below is known; None for one process."""
@@ -33,12 +31,9 @@ class Situation:
     trainable_bytes: int = 0
     peak_memory_bytes: int = 0
     memory_bytes: int = 0
-    rocm: bool = False
-    """torch is built for ROCm."""
-    why_not_fused: str = ""
-    """Why no optimizer of the step has a fused update; empty if one has."""
-    own_step: bool = False
-    """The workload's own `train_step` runs the backward pass and the update."""
+    rocm: bool = False  # torch is built for ROCm
+    why_not_fused: str = ""  # Why no optimizer of the step has a fused update; empty if one has
+    own_step: bool = False  # The workload's own `train_step` runs the backward pass and the update
     why_not_in_backward: str = ""
     """Why the update must wait for all gradients; empty if it need not."""
     bf16_is_slow: str | None = None
@@ -53,8 +48,7 @@ class Lever:
     summary: str
     expected: str
     source: str
-    field: str
-    """The field of `StepConfig` that it sets, or of `ParallelTuning` with `ranks`."""
+    field: str  # The field of `StepConfig` that it sets, or of `ParallelTuning` with `ranks`
     value: object
     """The field's value with this lever pulled, or a function of the situation that returns it."""
     changes_arithmetic: bool = False
@@ -62,10 +56,8 @@ class Lever:
     """Return None if the lever applies, otherwise the reason why not, in one line."""
     default: bool = False
     """It is part of the first bundle. Others are tried only alone, because they may cost time."""
-    ranks: bool = False
-    """It sets how ranks communicate, so a step of one process has no use for it."""
-    also: tuple[tuple[str, object], ...] = ()
-    """Further fields that it sets, with their values."""
+    ranks: bool = False  # It sets how ranks communicate, so a step of one process has no use for it
+    also: tuple[tuple[str, object], ...] = ()  # Further fields that it sets, with their values
     acts_on: tuple[str, ...] = ()
     """The categories of step time that it can shorten, as the profile names them; `step` means all.
 

@@ -18,8 +18,7 @@ variable (sdp_utils.cpp).
 
 FP8_TARGETS = ("gfx942", "gfx950", "gfx1200", "gfx1201")
 """AMD GPUs on which `torch._scaled_mm` runs (`_scaled_mm_allowed_device` in PyTorch)."""
-FP8_SINCE = 89
-"""The same for NVIDIA: compute capability 8.9 (Ada) and later."""
+FP8_SINCE = 89  # The same for NVIDIA: compute capability 8.9 (Ada) and later
 
 
 def _may_lower_weights(situation: Situation) -> str | None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from ratchet.train.levers.base import Lever, Situation, only_cpu, only_gpu
 from ratchet.train.workloads.config import find_library
 
-SHORT = 0.8
-"""Share of the device's memory above which a step counts as short of memory."""
+SHORT = 0.8  # Share of the device's memory above which a step counts as short of memory
 MICRO_BATCHES_NAME = "micro-batches="
 """Name of the lever that cuts batches, before the number of parts."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

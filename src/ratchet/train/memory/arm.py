@@ -49,10 +49,8 @@ class StepShape:
 
     written: StepConfig
     device: str
-    blocks: tuple[str, ...]
-    """The classes of its blocks."""
-    block_bytes: int
-    """Bytes of the largest block's weights."""
+    blocks: tuple[str, ...]  # The classes of its blocks
+    block_bytes: int  # Bytes of the largest block's weights
     samples: int
     own_step: bool
     has_head: bool

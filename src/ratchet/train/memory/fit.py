@@ -31,8 +31,7 @@ Rung = tuple[Lever, ...]
 
 Planner = Callable[[int], FitPlan | None]
 """Room in bytes -> the plan with the least recomputation in it."""
-Told = Callable[[str], None]
-"""Hears what is under way."""
+Told = Callable[[str], None]  # Hears what is under way
 
 ATTEMPTS: Final = 3
 """Plans that are run: the next has the budget less what the last needed beyond its prediction."""
@@ -59,8 +58,7 @@ class FittedStep:
     plan: FitPlan
     measured: MeasuredStep
     budget_bytes: int
-    levers: tuple[str, ...] = ()
-    """Names of the levers that are pulled beside checkpointing."""
+    levers: tuple[str, ...] = ()  # Names of the levers that are pulled beside checkpointing
 
     @property
     def fits(self) -> bool:
@@ -84,10 +82,8 @@ class StepMemory:
     workload: str
     device: str
     compiled: bool
-    written: MeasuredStep | None
-    """None if it does not fit in the device's memory."""
-    estimated_bytes: int | None
-    """The estimate of torch's MemTracker for the eager step as written."""
+    written: MeasuredStep | None  # None if it does not fit in the device's memory
+    estimated_bytes: int | None  # The estimate of torch's MemTracker for the eager step as written
     blocks: tuple[str, ...]
     costs: BlockCosts | None = None
     fitted: FittedStep | None = None
@@ -101,8 +97,7 @@ class _FitSearch:
     budget_bytes: int
     found: StepMemory
     shape: StepShape
-    config: StepConfig
-    """The step as it was asked for."""
+    config: StepConfig  # The step as it was asked for
     arm: ArmProcess
     told: Told
 

@@ -28,16 +28,14 @@ class AllocatorEvent:
     size_bytes: int = 0
     pointer: int = 0
     mark: str = ""
-    kept_ns: int = 0
-    """Time of an op whose output selective checkpointing keeps."""
+    kept_ns: int = 0  # Time of an op whose output selective checkpointing keeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocationTrace:
     """Torch's allocations on one device during a call."""
 
-    base_bytes: int
-    """Bytes of the tensors that were alive when the call began."""
+    base_bytes: int  # Bytes of the tensors that were alive when the call began
     events: tuple[AllocatorEvent, ...]
     peak_bytes: int
     """On a CPU the largest sum of the events; on a GPU torch.cuda.max_memory_allocated."""
@@ -117,8 +115,7 @@ def _events(tree: Any, device_type: str) -> Iterator[AllocatorEvent]:
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
-OUTSIDE: Final = "outside"
-"""Names of marks; those of a block end in its place, as in `forward 3`."""
+OUTSIDE: Final = "outside"  # Names of marks; those of a block end in its place, as in `forward 3`
 BEGIN_BACKWARD: Final = "begin backward"
 BEGIN_UPDATE: Final = "begin update"
 END: Final = "end"
@@ -170,14 +167,11 @@ def _mark(name: str) -> None:
 class MemoryParts:
     """Bytes alive at a step's peak, by part."""
 
-    parameters: int
-    """Parameters and buffers."""
+    parameters: int  # Parameters and buffers
     gradients: int
     optimizer: int
-    activations: int
-    """Allocated in the forward pass and alive, at the peak, for the backward pass."""
-    rest: int
-    """The batch, the data, and what only passes through."""
+    activations: int  # Allocated in the forward pass and alive, at the peak, for the backward pass
+    rest: int  # The batch, the data, and what only passes through
 
     @property
     def states(self) -> int:
@@ -189,15 +183,13 @@ class MemoryParts:
 class Stretch:
     """A part of a step between two marks; bytes are absolute."""
 
-    place: int | None
-    """The block that runs; None outside of the blocks."""
+    place: int | None  # The block that runs; None outside of the blocks
     backward: bool
     start_bytes: int
     peak_bytes: int
     end_bytes: int
     time_s: float
-    kept_s: float
-    """Time of its ops whose outputs selective checkpointing keeps."""
+    kept_s: float  # Time of its ops whose outputs selective checkpointing keeps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

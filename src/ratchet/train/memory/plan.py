@@ -32,10 +32,8 @@ class BlockCosts:
     """The peak while a block runs, without what the blocks before it have saved."""
     outside: Mapping[int, float]
     """The peak outside of the blocks, after so many of them, without what these have saved."""
-    time_s: tuple[Mapping[str, float], ...]
-    """Seconds that a choice adds to the step, by block."""
-    mixes: bool
-    """False if the blocks do not run one after the other: then all choose the same."""
+    time_s: tuple[Mapping[str, float], ...]  # Seconds that a choice adds to the step, by block
+    mixes: bool  # False if the blocks do not run one after the other: then all choose the same
 
     @property
     def choices(self) -> str:
@@ -219,8 +217,7 @@ def plan_of(costs: BlockCosts, choices: str) -> FitPlan:
 # over blocks predicts the peak. The eager costs tell which plan is the best for each eager peak.
 # Among these plans, halving finds the one that recomputes least of those that fit as measured.
 
-MOST: Final = 6
-"""Plans that are compiled between the one that keeps all and the smallest."""
+MOST: Final = 6  # Plans that are compiled between the one that keeps all and the smallest
 CLOSE: Final = 0.01
 
 

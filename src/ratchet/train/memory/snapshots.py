@@ -48,8 +48,7 @@ class AllocatorSnapshot:
 
     device: int
     peak_bytes: int
-    reserved_bytes: int
-    """Bytes that the allocator had from the device when the snapshot was taken."""
+    reserved_bytes: int  # Bytes that the allocator had from the device when the snapshot was taken
     by_category: Mapping[str, int]
     largest: tuple[LiveBlock, ...]
     failed_bytes: int | None

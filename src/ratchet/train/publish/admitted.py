@@ -15,8 +15,8 @@ from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.terms import JudgedKernel, Terms
+from ratchet.train.recipe import Recipe
 from ratchet.train.recipe.installed import AnyKernel, ready_kernels
-from ratchet.train.recipe.recipe import Recipe
 
 TERMS = Terms()
 
@@ -27,8 +27,7 @@ class AdmittedKernel:
 
     installed: AnyKernel
     kernel: Kernel
-    built: Path
-    """Its compiled library, or its source in Triton."""
+    built: Path  # Its compiled library, or its source in Triton
     verdict: JudgedKernel | None
     """The newest verdict here with a measured ratio; None if the ledger has none for its own
     problem at these sizes."""
@@ -41,8 +40,7 @@ class AdmittedRecipe:
     recipe: Recipe
     kernels: tuple[AdmittedKernel, ...]
     left_out: dict[str, str]
-    machine: str
-    """The machine whose ledger holds the verdicts."""
+    machine: str  # The machine whose ledger holds the verdicts
     versions: dict[str, str]
 
     @property

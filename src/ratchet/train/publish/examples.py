@@ -13,8 +13,7 @@ class OpExample:
     """A call of an op as Python text; `F` is torch.nn.functional, `x(*shape)` a new fp32 tensor."""
 
     arguments: str
-    expected: str
-    """The result, of the arguments `a`."""
+    expected: str  # The result, of the arguments `a`
     tolerance: float = 1e-4
     """Largest error of a result or a gradient, as a share of its largest value."""
 

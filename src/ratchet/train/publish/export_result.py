@@ -34,10 +34,8 @@ class ExportedKernel:
     library: str
     language: str
     hash: str
-    speedup: str
-    """The ratio with its interval, against plain torch; a dash if the ledger has none."""
-    after: str
-    """The judge's status of the source that was read back: `correct` or `proven`."""
+    speedup: str  # The ratio with its interval, against plain torch; a dash if the ledger has none
+    after: str  # The judge's status of the source that was read back: `correct` or `proven`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +45,8 @@ class WrittenProgram:
     name: str
     file: str
     operations: int
-    apart: float
-    """Largest difference of the loaded program's results, as a share of their norm."""
-    onnx: str = ""
-    """The ONNX file and how it was checked, or why there is none."""
+    apart: float  # Largest difference of the loaded program's results, as a share of their norm
+    onnx: str = ""  # The ONNX file and how it was checked, or why there is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,26 +58,22 @@ class Fallback:
     calls: int
     core_aten: bool
     """True if it belongs to Core ATen, which compilers of torch.export's programs take."""
-    onnx: bool | None
-    """True if torch's exporter to ONNX translates it; None if it is not installed."""
+    onnx: bool | None  # True if torch's exporter to ONNX translates it; None if it is not installed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportResult:
-    subject: str
-    """The recipe's path, or the workload."""
+    subject: str  # The recipe's path, or the workload
     to: str
     out: str
     files: tuple[str, ...]
-    checks: tuple[str, ...]
-    """The checks after writing, in words."""
+    checks: tuple[str, ...]  # The checks after writing, in words
     kernels: tuple[ExportedKernel, ...] = ()
     left_out: tuple[tuple[str, str], ...] = ()
     """Kernels of the recipe that are not in the package, with the reason."""
     programs: tuple[WrittenProgram, ...] = ()
     fallbacks: tuple[Fallback, ...] = ()
-    lines: tuple[str, ...] = ()
-    """Lines to paste or to run."""
+    lines: tuple[str, ...] = ()  # Lines to paste or to run
 
 
 def written_files(folder: Path) -> tuple[str, ...]:

@@ -33,8 +33,7 @@ class Imported:
     """The meaning of a name that a module imports: a carried module, or a name of one."""
 
     module: str
-    name: str = ""
-    """Empty if the name is the module itself."""
+    name: str = ""  # Empty if the name is the module itself
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

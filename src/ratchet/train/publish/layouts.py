@@ -25,8 +25,7 @@ class ExportLayout:
     """The files to publish, and where the package's sources lie among them."""
 
     files: Files
-    package: PurePosixPath
-    """Folder of the Python modules, the kernels' sources and `kernels.json`."""
+    package: PurePosixPath  # Folder of the Python modules, the kernels' sources and `kernels.json`
     built: Files = field(default_factory=dict)
     """Files that building adds to that folder, for a check without a build."""
 

@@ -31,10 +31,8 @@ Files = dict[PurePosixPath, bytes]
 @dataclass(frozen=True)
 class KernelPackage:
     admitted: AdmittedRecipe
-    name: str
-    """The package's name in Python."""
-    namespace: str = ""
-    """That of its ops under `torch.ops`; by default the package's name."""
+    name: str  # The package's name in Python
+    namespace: str = ""  # That of its ops under `torch.ops`; by default the package's name
 
     @property
     def ops(self) -> str:

@@ -16,7 +16,7 @@ from ratchet.base.errors import PublishError
 from ratchet.base.files import check_new_file, why_not_file, write_whole
 from ratchet.base.git import diff_of
 from ratchet.train.publish.export_result import ExportResult
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe import Recipe
 
 LIGHTNING: Final = ("lightning", "pytorch_lightning")
 OPTIMIZER: Final = re.compile(

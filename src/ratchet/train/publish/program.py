@@ -108,8 +108,7 @@ LOW: Final = 5e-2
 """Largest difference of a program from the step as written, as a share of the results' norm."""
 CLIP_EPS: Final = 1e-6
 SEED: Final = 0
-_ASIDE: Final = ("getitem", "_assert_tensor_metadata")
-"""Nodes of a graph that compute nothing."""
+_ASIDE: Final = ("getitem", "_assert_tensor_metadata")  # Nodes of a graph that compute nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from ratchet.base.devices.probe import Device, software
 from ratchet.base.errors import ForeignRecipe, RecipeError
-from ratchet.train.recipe import fits
+from ratchet.train.recipe import Recipe, fits, wanted_libraries
 from ratchet.train.recipe.comparison import CheckedStep
 from ratchet.train.recipe.compiled_step import CompiledStep, FallbackStep, Script, build
 from ratchet.train.recipe.installed import ready_kernels
@@ -35,7 +35,6 @@ from ratchet.train.recipe.ranks import (
     one_rank_at_a_time,
     tuned_ranks,
 )
-from ratchet.train.recipe.recipe import Recipe, wanted_libraries
 from ratchet.train.recipe.slots import install_update
 from ratchet.train.workloads.config import AUTOCAST, StepConfig, default_of
 from ratchet.train.workloads.updates import writes_gradients

@@ -36,13 +36,10 @@ TURNED = {True: 0.25, False: 0.9}
 """Largest difference of the whole update, as a share of its norm; an update left out has 1."""
 MOST_MOVED = 2.5
 """Largest difference of one parameter's update, as a share of its norm; a wrong sign has 2."""
-EPSILON = 2e-6
-"""Rounding of a weight that is not updated, as a share of its norm."""
-NOISE = 3.0
-"""Largest difference, as a share of that of two runs that draw other random numbers."""
+EPSILON = 2e-6  # Rounding of a weight that is not updated, as a share of its norm
+NOISE = 3.0  # Largest difference, as a share of that of two runs that draw other random numbers
 
-Values = dict[tuple[str, str], Tensor]
-"""By kind (`gradient`) and name (`head.weight`)."""
+Values = dict[tuple[str, str], Tensor]  # By kind (`gradient`) and name (`head.weight`)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -66,8 +66,7 @@ class Script:
 
     step: Callable[..., object]
     model: nn.Module
-    optimizers: Sequence[Optimizer]
-    """Those whose update the recipe may replace."""
+    optimizers: Sequence[Optimizer]  # Those whose update the recipe may replace
 
 
 class CompiledStep:
@@ -89,8 +88,7 @@ class CompiledStep:
         self._running = False
         self._seen: Seen | None = None
         self._slots: list[StepSlot] = []
-        self._standing: list[StepSlot] = []
-        """Slots that stay filled between calls."""
+        self._standing: list[StepSlot] = []  # Slots that stay filled between calls
         self._lowered: list[StepSlot] = []
         """Those of the slots that a step has only while it is compiled whole."""
         self._whole: BoundedCompile | None = None
@@ -99,8 +97,7 @@ class CompiledStep:
         self._kept: KeptTensors | None = None
         """Tensors that the modules keep, if the recipe and not the script makes them bf16."""
         self._told: set[str] = set()
-        self.as_written = False
-        """True once the step has been found not to be run by the recipe."""
+        self.as_written = False  # True once the step has been found not to be run by the recipe
 
     def __call__(self, *arguments: object, **named: object) -> object:
         """Run the step; as written where gradients are off, and in other threads."""

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ratchet.train.recipe.recipe import ModelSignature, signature_of
+from ratchet.train.recipe import ModelSignature, signature_of
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.fake import flops_of
 from ratchet.train.workloads.step import TrainingStep
@@ -32,11 +32,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     trainable_bytes: int
     tokens_per_batch: int
-    batch_size: int | None = None
-    """Samples of one of its batches."""
+    batch_size: int | None = None  # Samples of one of its batches
     flops_per_step: float | None
-    optimizer: str = ""
-    """The classes of its optimizers."""
+    optimizer: str = ""  # The classes of its optimizers
     optimizer_is_adamw: bool
     why_not_fused: str = ""
     why_not_in_backward: str = ""
@@ -45,11 +43,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSignature | None = None
     can_shrink: bool = False
     written: StepConfig
-    uncompiled: tuple[str, ...] = ()
-    """The kinds of layers that torch.compile leaves to eager code."""
+    uncompiled: tuple[str, ...] = ()  # The kinds of layers that torch.compile leaves to eager code
     has_attention: bool
-    is_random: bool = False
-    """True if the step draws random numbers."""
+    is_random: bool = False  # True if the step draws random numbers
     warnings: tuple[str, ...] = ()
     peak_memory_bytes: int = 0
     loss: float | None = None
@@ -61,12 +57,10 @@ class ArmFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A candidate's process in its own words, once it has run steps."""
 
     peak_memory_bytes: int = 0
-    compiled_graphs: int = 0
-    """Graphs that were not in the compile cache."""
+    compiled_graphs: int = 0  # Graphs that were not in the compile cache
     region_calls: dict[str, int] = {}
     """Calls that the kernels of regions served, by their name in a config."""
-    notes: tuple[str, ...] = ()
-    """Facts that a person should know of how the step runs."""
+    notes: tuple[str, ...] = ()  # Facts that a person should know of how the step runs
 
 
 def describe_workload(step: TrainingStep, batch: Batch) -> StepFacts:

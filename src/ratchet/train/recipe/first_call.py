@@ -27,28 +27,21 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 class Seen:
     """The observed acts of one call of a step."""
 
-    backwards: int = 0
-    """Backward passes, by `backward()` or `torch.autograd.grad`."""
-    keeps_graph: bool = False
-    """True if a backward pass kept its graph for another one."""
+    backwards: int = 0  # Backward passes, by `backward()` or `torch.autograd.grad`
+    keeps_graph: bool = False  # True if a backward pass kept its graph for another one
     twice: bool = False
     """True if the graph of a backward pass was itself made differentiable (`create_graph`)."""
-    closure: bool = False
-    """True if an optimizer's step was given a closure."""
-    optimizers: list[Optimizer] = field(default_factory=list)
-    """The optimizers that stepped."""
+    closure: bool = False  # True if an optimizer's step was given a closure
+    optimizers: list[Optimizer] = field(default_factory=list)  # The optimizers that stepped
     modules: list[nn.Module] = field(default_factory=list)
     """The modules with parameters that the step called and no other module did."""
-    draws: bool = False
-    """True if the step drew random numbers of torch's outside of its modules."""
+    draws: bool = False  # True if the step drew random numbers of torch's outside of its modules
     numbers: list[str] = field(default_factory=list)
     """Names of the script's numbers that the call changed or added."""
     loses_gradient: str = ""
     """A name of the script's whose `.grad` torch.compile would set on another tensor."""
-    autocast: bool = False
-    """True if the step called a module within an autocast of its own."""
-    in_backward: bool = False
-    """True during a backward pass, where a checkpoint calls modules again."""
+    autocast: bool = False  # True if the step called a module within an autocast of its own
+    in_backward: bool = False  # True during a backward pass, where a checkpoint calls modules again
     changing: list[nn.Module] = field(default_factory=list)
     """The blocks that cannot be recomputed, which would call them twice a step: each call leaves
     something behind (BatchNorm's averages, a count), or runs a hook."""
@@ -240,8 +233,7 @@ class FirstGradients:
 
     def __init__(self, model: nn.Module) -> None:
         self.over = False
-        self.twice = False
-        """True if a gradient of the model was made to be differentiated again."""
+        self.twice = False  # True if a gradient of the model was made to be differentiated again
         self._backwards = 0
         self._parameters = {id(one) for one in model.parameters()}
         self._hook = register_optimizer_step_pre_hook(self._before_step)

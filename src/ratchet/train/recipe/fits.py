@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ratchet.base.devices.probe import Device, probe
 from ratchet.base.errors import DeviceError, RecipeError
-from ratchet.train.recipe.recipe import Recipe, signature_of
+from ratchet.train.recipe import Recipe, signature_of
 from ratchet.train.workloads.checkpointing import find_blocks
 from ratchet.train.workloads.compiling import is_flattened
 from ratchet.train.workloads.config import StepConfig

@@ -82,14 +82,10 @@ class InstalledKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class RegionKernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A kernel for a region of a workload's graphs, with its source and the region's problem."""
 
-    region: Annotated[str, msgspec.Meta(pattern=KEY)]
-    """The region's key."""
-    hash: str
-    """The kernel's, of its content."""
-    kernel: dict[str, object]
-    """`Kernel.as_json`."""
-    problem: dict[str, object]
-    """`Problem.as_json`."""
+    region: Annotated[str, msgspec.Meta(pattern=KEY)]  # The region's key
+    hash: str  # The kernel's, of its content
+    kernel: dict[str, object]  # `Kernel.as_json`
+    problem: dict[str, object]  # `Problem.as_json`
 
     @property
     def library(self) -> str:
@@ -152,8 +148,7 @@ def activate_proven(kernels: Sequence[Mapping[str, object]]) -> None:
 
 
 ADAMW = "adamw"
-SHOWN = 24
-"""Characters of a kernel's name that a message shows: a region's key is long."""
+SHOWN = 24  # Characters of a kernel's name that a message shows: a region's key is long
 
 
 @dataclass(kw_only=True)

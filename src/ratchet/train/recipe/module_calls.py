@@ -79,8 +79,7 @@ class ModuleCall:
         own = [UnitForward(one, options or {}) for one in units]
         self.compiled = [self._whole] if self._whole else [one.compiled for one in own]
         """The module's own compiled call, or those of the units that FSDP2 gathers in it."""
-        self.was_called = False
-        """The module has been called where it runs by the recipe."""
+        self.was_called = False  # The module has been called where it runs by the recipe
         self._has_run = False
         self._as_written = False
         self._watched = FirstGradients(module) if alone and self.compiled else None

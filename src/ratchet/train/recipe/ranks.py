@@ -17,7 +17,7 @@ from ratchet.base import scratch
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import RecipeError
 from ratchet.base.files import cache_folder
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe import Recipe
 from ratchet.train.workloads.compiling import sharded_in, units_of
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout

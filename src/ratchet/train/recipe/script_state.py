@@ -27,10 +27,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-DEEPEST = 3
-"""Levels of containers and objects that are looked into for numbers."""
-MOST_ITEMS = 64
-"""Longer containers hold data and are not looked into for numbers."""
+DEEPEST = 3  # Levels of containers and objects that are looked into for numbers
+MOST_ITEMS = 64  # Longer containers hold data and are not looked into for numbers
 CALLED = (FunctionType, MethodType, functools.partial)
 """Functions of the script that a step may call."""
 
@@ -221,8 +219,7 @@ RandomStates = tuple[tuple[bytes, ...], tuple[Any, ...], tuple[Any, ...]]
 """States of torch's generators (the CPU's first), numpy's and Python's."""
 OptimizerState = tuple[dict[Tensor, Any], list[dict[str, object]]]
 """The state of each parameter, and the settings of each group."""
-OTHER_SEED = 20_260_101
-"""Seed of a run that draws other random numbers."""
+OTHER_SEED = 20_260_101  # Seed of a run that draws other random numbers
 
 
 class Snapshot:
@@ -236,8 +233,7 @@ class Snapshot:
         given: tuple[object, ...] = (),
     ) -> None:
         """Keep the state; `given` are the arguments of the call."""
-        self.refused = ""
-        """The parts that cannot be put back, as a clause; empty if everything can."""
+        self.refused = ""  # The parts that cannot be put back, as a clause; empty if everything can
         self.random_states = of_random_states()
         self._undo: list[Callable[[], object]] = []
         self._known: set[int] = set()

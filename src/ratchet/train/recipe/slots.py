@@ -17,8 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.updates import select_implementation
 
-ABSENT = object()
-"""Marks an attribute that its object does not have."""
+ABSENT = object()  # Marks an attribute that its object does not have
 
 
 class StepSlot(Protocol):

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 FACTORY = "ratchet.train.turn.arm:make_arm"
 PROBE_FACTORY = "ratchet.train.turn.arm:make_probe"
 SHRUNK_FACTORY = "ratchet.train.turn.arm:make_shrunk_arm"
-REPLAYED = 3
-"""Calls of a step after which torch replays its graph of launches."""
+REPLAYED = 3  # Calls of a step after which torch replays its graph of launches
 BATCHES = 8
 """Distinct batches that an arm cycles through: real data, tokenised before the clock starts."""
 

@@ -14,8 +14,8 @@ from ratchet.base import scratch
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.describe import ArmFacts, StepFacts
-from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn.arm import FACTORY, PROBE_FACTORY
 from ratchet.train.turn.schedule import WARMUP_STEPS, Costs, TurnSchedule, crowding, together_s
 from ratchet.train.turn.settings import Settings
@@ -35,10 +35,8 @@ class LiveArms:
     tell: Callable[..., None]
     folder: Path = field(default_factory=lambda: scratch.make("turn"))
     """A private folder for gradients, which is deleted when the turn ends."""
-    is_random: bool = False
-    """True if the step draws random numbers, once known."""
-    peak_memory_bytes: int = 0
-    """Peak memory of one arm of the step as written, once known."""
+    is_random: bool = False  # True if the step draws random numbers, once known
+    peak_memory_bytes: int = 0  # Peak memory of one arm of the step as written, once known
     _peaks_bytes: dict[str, int] = field(default_factory=dict)
     """Peak memory of the arms of other candidates, by key."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import msgspec
 from ratchet.base.measure import Ratio
 from ratchet.base.measure.rounds import FEWEST_ROUNDS
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES
-from ratchet.train.recipe.recipe import Candidate
+from ratchet.train.recipe import Candidate
 from ratchet.train.turn.optimize_result import (
     Basis,
     Change,
@@ -33,10 +33,8 @@ class Found:
     """Results of the search."""
 
     baseline: Baseline
-    best: Selected
-    """Where the selection in any arithmetic ended."""
-    earlier: tuple[Selected, ...] = ()
-    """Where it stood when an earlier result of it was proven."""
+    best: Selected  # Where the selection in any arithmetic ended
+    earlier: tuple[Selected, ...] = ()  # Where it stood when an earlier result of it was proven
     same: Selected | None = None
     """The selection in the arithmetic of the step as written, if there was one."""
     kernels: ProvenKernels
@@ -56,8 +54,7 @@ class ChosenRecipe:
     recipe_is: RecipeIs
     because: str
     changes: tuple[Change, ...]
-    proof: Proof
-    """The launches, with the roles of the chosen candidates."""
+    proof: Proof  # The launches, with the roles of the chosen candidates
 
 
 def roles(
@@ -215,8 +212,7 @@ def _drop(change: Change, because: str) -> Change:
     return msgspec.structs.replace(change, decision="dropped", reason=because, basis=None)
 
 
-STEP_S = 60.0
-"""Budgets are told in whole minutes."""
+STEP_S = 60.0  # Budgets are told in whole minutes
 RIVAL_STAGE, KERNEL_STAGE = "the timing of torch.compile", "verdicts on kernels"
 LOSS_STAGE, PROOF_STAGE = "the comparison of losses", "the proof"
 

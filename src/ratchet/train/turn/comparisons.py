@@ -347,8 +347,7 @@ def by_category(profile: StepProfile) -> dict[str, float]:
     return {category: time_s for category, time_s in times.items() if time_s > 0}
 
 
-_MOST_OF_THE_SLOWEST = 3
-"""End of the axis of step times at most, as a multiple of the slowest step."""
+_MOST_OF_THE_SLOWEST = 3  # End of the axis of step times at most, as a multiple of the slowest step
 
 
 def arm_bars(arms: Sequence[ArmResult]) -> list[TrackRow]:

@@ -26,8 +26,8 @@ from ratchet.judge.verdict import EmulatedCase
 from ratchet.train.graph.capture import kernels_of, shapes_of_each
 from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers import PREFIX, Lever, Situation
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.describe import StepFacts
-from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn.arm import SHAPES_FACTORY as FACTORY
 from ratchet.train.turn.loop import describe, opened, situation_of
 from ratchet.train.turn.optimize_result import Change
@@ -55,10 +55,8 @@ class TargetStep:
     device: CatalogueDevice | None
     facts: StepFacts
     situation: Situation
-    sites: tuple[CapturedSite, ...]
-    """In the arithmetic that a turn would try first on a GPU."""
-    candidate: Candidate
-    """The step in that arithmetic."""
+    sites: tuple[CapturedSite, ...]  # In the arithmetic that a turn would try first on a GPU
+    candidate: Candidate  # The step in that arithmetic
 
     @property
     def device_name(self) -> str:
@@ -158,21 +156,18 @@ PEAKS: Final[Mapping[str, tuple[str, ...]]] = {
     "fp32": ("matrix_fp32", "vector_fp32"),
 }
 """The catalogue's rates that a dtype's products may reach."""
-OTHER_BATCH: Final = "hidden batch 3"
-"""A region's case at another batch than the captured one."""
+OTHER_BATCH: Final = "hidden batch 3"  # A region's case at another batch than the captured one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetSite:
     """Calls of one entry at the same sizes, in one step."""
 
-    shapes: Mapping[str, tuple[int, ...]]
-    """By the op's argument; a region's inputs are numbered."""
+    shapes: Mapping[str, tuple[int, ...]]  # By the op's argument; a region's inputs are numbered
     calls: int
     flops: float | None = None
     """Operations of one call's products; half of a causal attention's are left out."""
-    size_bytes: int | None = None
-    """Inputs and outputs of one call."""
+    size_bytes: int | None = None  # Inputs and outputs of one call
     bound_s: float | None = None
     """Lower bound of one call; None if the catalogue or the reference does not tell."""
     bound_by: Bound | None = None
@@ -284,15 +279,13 @@ def _work_of(
         return None
 
 
-MOST_REGIONS: Final = 2
-"""Regions of the step that kernels are written for."""
+MOST_REGIONS: Final = 2  # Regions of the step that kernels are written for
 OF_CORES: Final = "_for_cpu"
 """In the name of an op that no GPU's graph has: the cores' own attention."""
 REGION_BATCH: Final = 2
 """The batch that regions are captured at. A size of one is a constant to torch's tracing: a kernel
 for it would fit no other batch."""
-REGION_S: Final = 120.0
-"""Seconds of writing for one of them."""
+REGION_S: Final = 120.0  # Seconds of writing for one of them
 UNWRITTEN: Final = "no kernel was written for the step's own regions"
 _SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
 
@@ -304,13 +297,10 @@ class TargetKernel:
     library: str
     """The kernel of the library, or `region` for a kernel written for the step's own graphs."""
     entry: str
-    sites: tuple[TargetSite, ...]
-    """Its calls in one step, at the step's own sizes on the target."""
-    status: str
-    """The verdict's status, at the library's test sizes and the step's dtype."""
+    sites: tuple[TargetSite, ...]  # Its calls in one step, at the step's own sizes on the target
+    status: str  # The verdict's status, at the library's test sizes and the step's dtype
     reason: str
-    device: str = ""
-    """The largest device of the catalogue that runs the target's code."""
+    device: str = ""  # The largest device of the catalogue that runs the target's code
     emulated_bound_s: float | None = None
     """Lower bound of one call there at the test sizes, from the counts of the emulator."""
     estimated_speedup: float | None = None
@@ -337,15 +327,13 @@ class DryRun:
     levers: tuple[Lever, ...]
     skipped: tuple[Change, ...]
     target: str | None = None
-    device: str = ""
-    """The largest device of the catalogue that runs the target's code."""
+    device: str = ""  # The largest device of the catalogue that runs the target's code
     arithmetic: str = ""
     """The precision of the step whose call sites are listed: what a turn would try first."""
     sites: tuple[CapturedSite, ...] = ()
     """Call sites of the step on the target that a kernel of the library could take."""
     kernels: tuple[TargetKernel, ...] = ()
-    warnings: tuple[str, ...] = ()
-    """Lines on things that were left out on the target, and why."""
+    warnings: tuple[str, ...] = ()  # Lines on things that were left out on the target, and why
 
     def to_json(self) -> dict[str, object]:
         workload = document_of(self.workload)

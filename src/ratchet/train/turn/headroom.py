@@ -24,8 +24,8 @@ from ratchet.base.files import copy_whole
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.train.levers import Lever, Situation, all_levers, kernel_levers
 from ratchet.train.levers.operators import COMPILE_MAX_AUTOTUNE
+from ratchet.train.recipe import Candidate
 from ratchet.train.recipe.describe import ArmFacts, StepFacts
-from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn import schedule
 from ratchet.train.turn.explain import OVERHEAD, explain
 from ratchet.train.turn.optimize_result import (
@@ -42,8 +42,7 @@ from ratchet.train.turn.state import Turn
 from ratchet.train.workloads.names import fixes_batch_size
 
 PROFILED_STEPS = 2
-SMALL_SHARE = 0.01
-"""Share of a step; a lever that can win no more than this is not tried."""
+SMALL_SHARE = 0.01  # Share of a step; a lever that can win no more than this is not tried
 SMALL_REGION_SHARE = 0.002
 """The same for the kernel of one region: all of a step's regions are tried together first."""
 ADAMW_PASSES, SGD_PASSES = 7, 3
@@ -53,8 +52,7 @@ AdamW reads parameter, gradient and two moments, and writes all but the gradient
 it reads parameter and gradient, and writes the parameter.
 """
 FUSED_UPDATES = ("aten::_fused_adamw_", "aten::_fused_adam_", "aten::_fused_sgd_")
-BF16_BYTES = 0.5
-"""Ratio of bf16 traffic to fp32 traffic."""
+BF16_BYTES = 0.5  # Ratio of bf16 traffic to fp32 traffic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,13 +323,10 @@ def _by_precision(lever: Lever, limit: StepLimit, ceilings: Ceilings) -> float:
 
 IDLE: Final = 0.25
 """Share of a profiled step that leaves the GPU idle, from which a larger batch is tried."""
-FACTOR: Final = 4
-"""Each batch over the one before."""
-GAIN: Final = 1.1
-"""Rate over the one before from which a still larger batch is tried."""
+FACTOR: Final = 4  # Each batch over the one before
+GAIN: Final = 1.1  # Rate over the one before from which a still larger batch is tried
 MOST_SIZES: Final = 4
-STEPS: Final = 5
-"""Timed steps of one size; their median counts."""
+STEPS: Final = 5  # Timed steps of one size; their median counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,29 +16,24 @@ from ratchet.base.measure.estimate import ArmTime, summarise
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.judge.steps.arms import time_arms
+from ratchet.train.recipe import Candidate
 from ratchet.train.recipe.describe import ArmFacts
-from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn.schedule import MARGIN, PROOF, WARMUP_STEPS, together_s
 from ratchet.train.turn.state import Turn
 
-RIVAL, NEW = "best_compile", "ratchet"
-"""The two roles that every launch times."""
-TWIN = "twin"
-"""A second process of the rival; any difference between the two is noise."""
-MOST_WIDTH = 100.0
-"""High end of an interval over its low end, from which it says nothing at all."""
+RIVAL, NEW = "best_compile", "ratchet"  # The two roles that every launch times
+TWIN = "twin"  # A second process of the rival; any difference between the two is noise
+MOST_WIDTH = 100.0  # High end of an interval over its low end, from which it says nothing at all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProofLaunch:
     """One launch of the final run, by the roles of its arms."""
 
-    estimate_s: float
-    """The estimate of its time, and its time but for the rounds beyond the fewest."""
+    estimate_s: float  # The estimate of its time, and its time but for the rounds beyond the fewest
     least_s: float
     samples: tuple[Sample, ...]
-    processes: dict[str, str]
-    """A name of its own for each process."""
+    processes: dict[str, str]  # A name of its own for each process
     descriptions: dict[str, ArmFacts]
     setup_s: dict[str, float]
 
@@ -47,8 +42,7 @@ class ProofLaunch:
 class Proof:
     """The answers that a sitting's launches give, by the roles that candidates have in it."""
 
-    arms: Mapping[str, Candidate]
-    """Candidates by role; roles that were not timed are absent."""
+    arms: Mapping[str, Candidate]  # Candidates by role; roles that were not timed are absent
     sitting: Sitting
     descriptions: Mapping[str, ArmFacts]
     """Last description of each candidate's arm, by the candidate's key."""
@@ -124,10 +118,8 @@ class Prover:
     turn: Turn
     sitting: Sitting
     descriptions: dict[str, ArmFacts] = field(default_factory=dict)
-    _count: dict[str, int] = field(default_factory=dict)
-    """Launches so far, by what they timed."""
-    _scale: float = 1.0
-    """Time of the last launch over its estimate."""
+    _count: dict[str, int] = field(default_factory=dict)  # Launches so far, by what they timed
+    _scale: float = 1.0  # Time of the last launch over its estimate
 
     def launch_s(self, arms: Mapping[str, Candidate]) -> float:
         """Estimate the seconds of the shortest launch of these arms, by role."""

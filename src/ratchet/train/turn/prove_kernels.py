@@ -21,9 +21,9 @@ from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.train.graph.capture import CapturedSite, problems_for
 from ratchet.train.graph.regions import REGION, region_name
 from ratchet.train.levers import Lever, region_lever
+from ratchet.train.recipe import Candidate
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.recipe.installed import AnyKernel, InstalledKernel, RegionKernel
-from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn.headroom import SMALL_REGION_SHARE
 from ratchet.train.turn.optimize_result import KernelVerdict
 from ratchet.train.turn.schedule import MEASURING, MOST_VERDICT_S, NO_ROOM, REGIONS
@@ -299,8 +299,7 @@ class KernelTrials:
 
 OF_A_REGION = re.compile(r"_[0-9a-f]{8}$")
 """End of the name of a region's problem: the start of its key."""
-MOST_WRITTEN = 10
-"""Regions that the authors write for in one turn."""
+MOST_WRITTEN = 10  # Regions that the authors write for in one turn
 CANDIDATES = 5
 """Kernels that the search screens for one region. Its first schedules are seldom beaten by much, so
 the time is better spent on further regions: the step decides, not the region alone."""
@@ -312,12 +311,9 @@ class WorkloadRegion:
 
     key: str
     problem: Problem
-    gain_s: float
-    """Seconds of a step that can still be won on it."""
-    likely_s: float
-    """The part of it that is likely won."""
-    count: int = 1
-    """Its calls in one step."""
+    gain_s: float  # Seconds of a step that can still be won on it
+    likely_s: float  # The part of it that is likely won
+    count: int = 1  # Its calls in one step
 
     @property
     def lever(self) -> Lever:

@@ -11,7 +11,7 @@ from ratchet.base.errors import ArmFailure, OutOfTime
 from ratchet.base.measure.sitting import Sitting
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.train.levers import Situation
-from ratchet.train.recipe.recipe import Candidate, with_config
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn.optimize_result import Rival
 from ratchet.train.turn.schedule import NO_ROOM, START_TOGETHER
 from ratchet.train.turn.screen import LeverScreening, Oracle, expect, screen, screening_s
@@ -23,8 +23,7 @@ MODES = {
     "cuda": ("default", "reduce-overhead", "max-autotune"),
 }
 """Torch.compile's modes by kind of device. CUDA graphs do nothing for a CPU."""
-MOST_WORDS = 300
-"""Maximum number of characters of torch's own reason that are shown."""
+MOST_WORDS = 300  # Maximum number of characters of torch's own reason that are shown
 
 CLEARLY = 1.1
 """Low end of a screening's interval from which it shows a gain over the step as written.
@@ -50,8 +49,7 @@ class Baseline:
     """The fastest in the arithmetic of the step as written that replays no graphs of launches."""
     beats_written: bool = False
     """True if a screening says that `best` clearly beats the step as written."""
-    modes: frozenset[str] = frozenset()
-    """The compile modes that were timed."""
+    modes: frozenset[str] = frozenset()  # The compile modes that were timed
 
     @property
     def has_rival(self) -> bool:

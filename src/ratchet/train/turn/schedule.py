@@ -18,24 +18,20 @@ from typing import Final
 from ratchet.base import Json
 from ratchet.base.errors import OutOfTime
 from ratchet.base.measure.rounds import FEWEST_ROUNDS
-from ratchet.train.recipe.recipe import Candidate
+from ratchet.train.recipe import Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Something that a turn does if there is time for it."""
 
-    what: str
-    """A noun phrase, for the list of what was left out."""
+    what: str  # A noun phrase, for the list of what was left out
     part: float = 1.0
     """Part of its estimated time from which it starts: estimates are cautious, so half of it is
     enough where nothing else waits for the time."""
-    share: float = 1.0
-    """Share of the time left that it may take."""
-    once: bool = False
-    """True if it is done at most once, whatever comes of it."""
-    proves: bool = False
-    """True if it times what is to be proven, so that no proof is due after it."""
+    share: float = 1.0  # Share of the time left that it may take
+    once: bool = False  # True if it is done at most once, whatever comes of it
+    proves: bool = False  # True if it times what is to be proven, so that no proof is due after it
 
 
 # The critical path.
@@ -99,8 +95,7 @@ SETTLING: Final = Share("a screening", 0.35)
 The first 20 to 40 steps of a process are slower than later ones: a step of moe-42m against itself,
 in a new process, came out at 0.965x and 0.97x in two times 20 rounds, and at 1.00x after them.
 """
-MEASURING: Final = Share("the time left", 0.05, most_s=20.0)
-"""For measuring what regions take now."""
+MEASURING: Final = Share("the time left", 0.05, most_s=20.0)  # For measuring what regions take now
 WRITING: Final = Share("the time left", 0.4, most_s=600.0)
 """For authors who write for the step's regions. They are told of the part `KEEPS`: the last verdict
 of a search may take longer than planned."""
@@ -117,13 +112,11 @@ LEAST_VERDICT_S, MOST_VERDICT_S = 5.0, 180.0
 """Time left for a verdict on a kernel to begin, and its limit."""
 
 # What things take until it was seen.
-MARGIN: Final = 1.15
-"""Safety factor on times that are predicted from the starts so far."""
+MARGIN: Final = 1.15  # Safety factor on times that are predicted from the starts so far
 WARMUP_STEPS, START_TOGETHER, MOST_TOGETHER = 3, 2, 4
 """Steps of a new arm before it is timed, and arms that start at a time, with few cores and with
 many: imports and tracing use one core each, Triton's and C++ compilers a few more."""
-CORES_A_START: Final = 4
-"""Cores for each arm that starts, beyond `START_TOGETHER` of them."""
+CORES_A_START: Final = 4  # Cores for each arm that starts, beyond `START_TOGETHER` of them
 BESIDE: Final = 0.2
 """Share of its own time that an arm adds to a longer start beside it, on two cores."""
 COMPILING_BESIDE: Final = 0.8
@@ -158,10 +151,8 @@ class TurnSchedule:
 
     budget_s: float
     started_s: float = field(default_factory=lambda: time.monotonic())
-    reserved_s: float = 0.0
-    """Seconds that kernels left to the bundle and its proof."""
-    _until_s: float = math.inf
-    """End of the current stage, in seconds spent."""
+    reserved_s: float = 0.0  # Seconds that kernels left to the bundle and its proof
+    _until_s: float = math.inf  # End of the current stage, in seconds spent
     _skipped_s: float = 0.0
     """Original time of recalled evidence, beyond the time this turn took to recall it."""
 
@@ -288,16 +279,14 @@ def together_s(setups_s: Iterable[float], at_a_time: int = START_TOGETHER) -> fl
 class Costs:
     """Seconds that arms took in this turn: starts by what they compile, steps by candidate."""
 
-    at_a_time: int = START_TOGETHER
-    """Arms that start side by side: one on a single core."""
+    at_a_time: int = START_TOGETHER  # Arms that start side by side: one on a single core
     setups_s: dict[str, float] = field(default_factory=dict)
     """First starts of compiled arms: from process start to the end of the first step."""
     steps_s: dict[str, float] = field(default_factory=dict)
     profile_s: float = 0.0
     verdict_s: float = 0.0
     """The last verdict on a kernel. The first one also starts the judge's processes."""
-    plain_s: float = 0.0
-    """The shortest start that compiles nothing; 0 if none was seen."""
+    plain_s: float = 0.0  # The shortest start that compiles nothing; 0 if none was seen
     modes_s: dict[str, float] = field(default_factory=dict)
     """Starts that compile from scratch, alone, by compile mode."""
     restarts_s: dict[str, float] = field(default_factory=dict)

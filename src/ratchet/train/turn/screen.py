@@ -19,9 +19,9 @@ from ratchet.base.measure.sitting import TimedTogether
 from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_gradients, judge_losses
+from ratchet.train.recipe import Candidate
 from ratchet.train.recipe.describe import ArmFacts
 from ratchet.train.recipe.installed import RegionKernel
-from ratchet.train.recipe.recipe import Candidate
 from ratchet.train.turn import schedule
 from ratchet.train.turn.arm import SHRUNK_FACTORY
 from ratchet.train.turn.optimize_result import GradientResult, LossResult
@@ -49,8 +49,7 @@ HOPELESS, HOPELESS_ROUNDS = 4.0, 2
 class LeverScreening:
     """The result of one launch of a challenger against the incumbent."""
 
-    passed: bool
-    """True if it started and its gradients are right; says nothing about speed."""
+    passed: bool  # True if it started and its gradients are right; says nothing about speed
     reason: str = ""
     ratio: float = 0.0
     low: float = 0.0

@@ -16,8 +16,8 @@ import msgspec
 from ratchet.base.errors import OutOfTime
 from ratchet.train.graph.regions import REGION
 from ratchet.train.levers import PREFIX, Lever, Situation
+from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.installed import AnyKernel
-from ratchet.train.recipe.recipe import Candidate, with_config
 from ratchet.train.turn.headroom import SMALL_REGION_SHARE, SMALL_SHARE, Worth
 from ratchet.train.turn.optimize_result import Basis, Change, Decision
 from ratchet.train.turn.rivals import oracle_for
@@ -50,14 +50,12 @@ class Selection:
     situation: Situation
     start: Candidate
     proven: Mapping[str, tuple[AnyKernel, ...]]
-    modes: frozenset[str] = frozenset()
-    """The compile modes that were timed as rivals."""
+    modes: frozenset[str] = frozenset()  # The compile modes that were timed as rivals
     worth: Worth = field(default_factory=Worth)
     """The share of the rival's step that each lever can win."""
     inside: list[Lever] = field(default_factory=list)
     """Levers of the bundle that were not tried alone yet."""
-    outside: list[Lever] = field(default_factory=list)
-    """Levers that are still to be tried on top."""
+    outside: list[Lever] = field(default_factory=list)  # Levers that are still to be tried on top
     skipped: Sequence[Change] = ()
     objection: Callable[[Candidate], str] = lambda candidate: ""
     """Returns why a faster candidate may not take the place of the best; empty if it may."""

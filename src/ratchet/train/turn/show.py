@@ -408,8 +408,7 @@ def _rivals(result: OptimizeResult) -> m.ReportSection | None:
     return m.section("The rivals", said, m.ResultTable(RIVALS, result.rivals), on="page")
 
 
-MOST_NAMED: Final = 8
-"""Tensors of a call site whose sizes are shown."""
+MOST_NAMED: Final = 8  # Tensors of a call site whose sizes are shown
 
 
 def dry_run_report(plan: DryRun) -> m.ResultReport:

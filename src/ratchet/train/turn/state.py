@@ -56,10 +56,8 @@ class Turn:
     without_kernels: str = ""
     """The reason why no kernel can be tried on this machine; empty where kernels can be."""
     recalled: int = 0
-    since: str = ""
-    """Evidence from before this moment (UTC, ISO 8601) is not recalled."""
-    _noted_s: float = 0.0
-    """When the latest evidence was found or recalled, in seconds spent."""
+    since: str = ""  # Evidence from before this moment (UTC, ISO 8601) is not recalled
+    _noted_s: float = 0.0  # When the latest evidence was found or recalled, in seconds spent
     _own: set[str] = field(default_factory=set)
     """Keys that this turn put into the ledger itself; finding them again is not a recall."""
 

@@ -36,20 +36,16 @@ class BenchResult:
     steps: int
     parameters: int
     step_time_s: float
-    low_s: float
-    """Time within which the fastest tenth of the steps finished."""
-    high_s: float
-    """Time within which nine tenths of the steps finished."""
+    low_s: float  # Time within which the fastest tenth of the steps finished
+    high_s: float  # Time within which nine tenths of the steps finished
     first_step_s: float
-    tokens_per_s: float
-    """Items of `unit` (tokens, images or samples) per second."""
+    tokens_per_s: float  # Items of `unit` (tokens, images or samples) per second
     unit: str
     flops_per_step: int
     mfu: float
     """Share of the measured matrix-product rate in the step's dtype; 0 if none was measured."""
     peak_memory_bytes: int
-    loss: float | None
-    """None if it is not finite."""
+    loss: float | None  # None if it is not finite
     warnings: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     commit: str = ""

@@ -34,8 +34,7 @@ from ratchet.train.workloads.workload import Workload
 SAME_LOSS = {"cpu": 1e-5, "cuda": 1e-4}
 """Relative tolerance. Atomic additions on a GPU and products in bf16 stay below it."""
 
-BYTES_PER_ID = 8
-"""Size of an int64 token id; inputs and targets hold at least one each per token."""
+BYTES_PER_ID = 8  # Size of an int64 token id; inputs and targets hold at least one each per token
 
 
 def load_checked(spec: str, **options: Any) -> tuple[Workload, tuple[str, ...]]:

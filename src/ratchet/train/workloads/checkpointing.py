@@ -24,8 +24,7 @@ KEPT_OPS = [
     aten._scaled_dot_product_efficient_attention.default,
 ]
 """Ops whose outputs `selective` keeps, as they are expensive to recompute."""
-MARK: Final = "recomputes"
-"""Attribute of a block whose forward is replaced here."""
+MARK: Final = "recomputes"  # Attribute of a block whose forward is replaced here
 CHOICES: Final = {"n": "none", "s": "selective", "f": "full", "o": "offload"}
 """A block's treatment of the tensors that its backward pass needs, by its letter in a plan."""
 

@@ -20,8 +20,7 @@ from ratchet.base.errors import told
 from ratchet.train.workloads.checkpointing import is_transformed
 
 TORCH_LOG = logging.getLogger("torch._dynamo.convert_frame")
-LONG_S = 60.0
-"""Time after which compiling is told, then again after twice as long each time."""
+LONG_S = 60.0  # Time after which compiling is told, then again after twice as long each time
 COMPILERS = ("torch._dynamo.convert_frame", "torch._inductor.compile_fx")
 """Modules of torch that are on the stack while it compiles, and not while compiled code runs."""
 
@@ -181,8 +180,7 @@ class BoundedCompile:
         """If True, a frame that fails to compile in the first run runs as written too; otherwise
         that failure is raised."""
         self.calls = 0
-        self.graphs = 0
-        """Number of graphs that dynamo has made for this function."""
+        self.graphs = 0  # Number of graphs that dynamo has made for this function
         code = getattr(inspect.unwrap(function), "__code__", None)
         self.was_compiled = code is not None and bool(_debug_get_cache_entry_list(code))
         """True if its code was compiled before, for another function of the same code: then graphs

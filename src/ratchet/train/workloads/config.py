@@ -19,8 +19,7 @@ from ratchet.base.files import cache_folder
 
 # Effects of settings on the step's process: its environment at start, and calls once it runs.
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-"""Numbers of mallopt(3)'s parameters, from glibc's malloc.h."""
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # Numbers of mallopt(3)'s parameters, from glibc's malloc.h
 MALLOPT = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1))
 """Settings that disable mmap and trimming, so the next step reuses pages that are already mapped.
 
@@ -113,8 +112,7 @@ OwnPrecision = Literal["bf16", "fp16", "fp64"]
 AUTOCAST: Final = ("bf16_autocast", "bf16_master")
 """Precisions whose forward pass runs in torch.autocast."""
 
-CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
-"""Modes of torch.compile."""
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]  # Modes of torch.compile
 REPLAYING: Final = ("reduce-overhead", "max-autotune")
 """Those that replay CUDA or HIP graphs on a GPU."""
 OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
@@ -152,8 +150,7 @@ class StepSetting:
     variables: Callable[[Any], Mapping[str, str]] = lambda value: {}
     enter: Callable[[Any, StepConfig], object] | None = None
     inductor: str = ""
-    in_graphs: bool = True
-    """False if torch.compile generates the same code for every value."""
+    in_graphs: bool = True  # False if torch.compile generates the same code for every value
     not_in_scripts: str = ""
     """Why it would change the meaning of a script, which then runs without it."""
 

@@ -22,8 +22,7 @@ from torch.utils import _pytree as pytree
 from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.checkpointing import is_transformed
 
-MARK: Final = "defers_logits"
-"""Attribute of a layer whose forward is replaced here."""
+MARK: Final = "defers_logits"  # Attribute of a layer whose forward is replaced here
 
 
 def find_head(model: nn.Module) -> nn.Linear | None:

@@ -44,8 +44,7 @@ def current(device: str) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.startswith("cuda:") else nullcontext()
 
 
-BYTES_PER_PARAMETER = 16
-"""fp32 weight and gradient, and AdamW's two fp32 moments."""
+BYTES_PER_PARAMETER = 16  # fp32 weight and gradient, and AdamW's two fp32 moments
 
 
 def available_bytes(device: torch.device) -> int:

@@ -50,8 +50,7 @@ class Family:
     """Batch size of a step on a GPU, by size: 8,192 to 65,536 tokens, so that
     three processes fit beside each other in 80 GB. Two cores would take minutes
     for such a step, and a GPU idles in the step of two cores."""
-    alone: str
-    """The size meant by the family's bare name: 0.3 to 2 s a step on two cores."""
+    alone: str  # The size meant by the family's bare name: 0.3 to 2 s a step on two cores
     build_model: Callable[[Any], nn.Module]
     build_batches: Callable[[Any, Data], BatchFunction]
     loss: LossFunction
@@ -80,8 +79,7 @@ def branch_end(inputs: int, outputs: int, *, bias: bool) -> nn.Linear:
 
 # Batches of token windows, each a pure function of the seed and its index.
 
-SMALL_VOCABULARY = 4096
-"""Largest vocabulary for which a megabyte of text is enough."""
+SMALL_VOCABULARY = 4096  # Largest vocabulary for which a megabyte of text is enough
 LARGEST_VOCABULARY = 32_000
 """Largest vocabulary that twenty megabytes of text fill; larger ones use only their first ids."""
 

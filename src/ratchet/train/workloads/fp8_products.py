@@ -18,14 +18,12 @@ from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.checkpointing import is_transformed
 from ratchet.train.workloads.deferred_logits import find_head
 
-MARK: Final = "multiplies_in_fp8"
-"""Attribute of a layer whose forward is replaced here."""
+MARK: Final = "multiplies_in_fp8"  # Attribute of a layer whose forward is replaced here
 GRANULE: Final = 16
 """Rows, columns and summands of a product must be multiples of it (cuBLASLt, hipBLASLt)."""
 FNUZ_TARGETS: Final = ("gfx940", "gfx941", "gfx942")
 """AMD GPUs whose fp8 has one zero and no infinity (CDNA 3 ISA guide)."""
-LEAST_SCALE: Final = 1e-30
-"""Scale of a tensor of zeros."""
+LEAST_SCALE: Final = 1e-30  # Scale of a tensor of zeros
 
 Formats = tuple[torch.dtype, torch.dtype]
 OCP: Final[Formats] = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -46,8 +46,7 @@ TINY_WIDTHS = Widths(hidden=64, heads=4, kv_heads=2, intermediate=176, positions
 TINY = Dimensions(layers=2, vocabulary=512, widths=TINY_WIDTHS)
 STEADY_EPS = 1e-3
 """Adam's epsilon of these models: by 1e-8 the rounding of a gradient of 0 is a whole step."""
-LEAST = replace(TINY, layers=1)
-"""One layer, or one of each kind."""
+LEAST = replace(TINY, layers=1)  # One layer, or one of each kind
 LEAST_DERIVED = replace(LEAST, derived=True)
 TINY_OWN_HEADS = replace(TINY, widths=replace(TINY_WIDTHS, own_head_dim=True, kv_heads=4))
 TINY_WIDE = replace(TINY, widths=replace(TINY_WIDTHS, hidden=512, kv_heads=4))

@@ -31,8 +31,7 @@ QUERIES = re.compile(r"^num_queries$")
 GROUPS = re.compile(r"^(n_groups?|topk_group|num_expert_group|num_limited_groups)$")
 SHARED_LAYERS = ("num_kv_shared_layers",)
 """Layers that reuse what earlier ones made: a few layers have none."""
-MOST_LAYERS = 4
-"""Layers of a model whose layers differ: one of each kind, at most so many."""
+MOST_LAYERS = 4  # Layers of a model whose layers differ: one of each kind, at most so many
 EXPERTS_KEPT, EXPERTS_CHOSEN = 4, 2
 QUERIES_KEPT = 8
 """Objects that a detector looks for: a small image has few places to choose them from."""
@@ -52,8 +51,7 @@ class Dimensions:
     vocabulary: int
     widths: Widths | None = None
     """None keeps the type's own widths: one layer's time to compile does not depend on them."""
-    derived: bool = False
-    """Let the configuration compute again what it computes from other fields."""
+    derived: bool = False  # Let the configuration compute again what it computes from other fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -333,8 +331,7 @@ class Head:
     """A training objective, transformers' class for it, and what its batches hold."""
 
     auto_class: str
-    table: str
-    """The table of `transformers.models.auto.modeling_auto` with the models that have it."""
+    table: str  # The table of `transformers.models.auto.modeling_auto` with the models that have it
     inputs: Inputs = "words"
     unit: Literal["tokens", "images", "samples"] = "tokens"
 

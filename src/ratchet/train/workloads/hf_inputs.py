@@ -24,17 +24,13 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 
-IMAGE, PATCH = 224, 16
-"""Side of an image, and of a patch, where the configuration names none."""
+IMAGE, PATCH = 224, 16  # Side of an image, and of a patch, where the configuration names none
 FRAMES = 4
-SAMPLES = 8000
-"""Samples of a waveform: half a second at 16 kHz."""
-SPECTRA = 64
-"""Frames of a spectrogram, where the configuration names no number."""
+SAMPLES = 8000  # Samples of a waveform: half a second at 16 kHz
+SPECTRA = 64  # Frames of a spectrogram, where the configuration names no number
 LABEL_WORDS = 8
 OBJECTS = 2
-RESERVED = 16
-"""Ids at the end of a vocabulary that stand for images and other special things."""
+RESERVED = 16  # Ids at the end of a vocabulary that stand for images and other special things
 MEL_NAMES = ("num_mel_bins", "feature_size", "input_feat_per_channel", "n_mels", "mel_bins",
              "feature_projection_input_dim", "input_dim", "num_mels")  # fmt: skip
 LENGTH_NAMES = ("max_source_positions", "max_length", "max_position_embeddings")
@@ -57,8 +53,7 @@ class NamedBatches:
 
     source: BatchFunction
     inputs: str = "input_ids"
-    same_labels: bool = False
-    """The labels equal the inputs: transformers shifts them itself."""
+    same_labels: bool = False  # The labels equal the inputs: transformers shifts them itself
 
     def __call__(self, index: int) -> dict[str, Tensor]:
         inputs, labels = self.source(index)
@@ -92,8 +87,7 @@ def next_words(symbols: int, batching: Batching, data: Data) -> BatchFunction:
 class RandomBatches:
     """Random batches of the given shapes; a batch is a function of the seed and its index."""
 
-    normal: Mapping[str, tuple[int, ...]]
-    """Shapes of normally distributed inputs, by name."""
+    normal: Mapping[str, tuple[int, ...]]  # Shapes of normally distributed inputs, by name
     integers: Mapping[str, Integers] = field(default_factory=dict)
     """(least, one more than the most, shape) of integers, by name."""
     objects: Callable[[np.random.Generator], dict[str, object]] | None = None
@@ -219,10 +213,8 @@ class Captions:
     words: BatchFunction
     images: RandomBatches
     image_id: int
-    places: int
-    """Number of `image_id` in front of the words: one for each feature of the image."""
-    same_words: tuple[str, ...] = ()
-    """Further inputs that hold the words alone."""
+    places: int  # Number of `image_id` in front of the words: one for each feature of the image
+    same_words: tuple[str, ...] = ()  # Further inputs that hold the words alone
 
     def __call__(self, index: int) -> dict[str, object]:
         ids = self.words(index)["input_ids"]

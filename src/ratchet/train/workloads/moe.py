@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from ratchet.train.workloads.family import Family
 from ratchet.train.workloads.llama import Attention, Llama, LlamaSize, RMSNorm, build_batches
 
-BALANCE_WEIGHT = 0.01
-"""Weight of the load-balancing loss: Fedus et al. 2021, section 2.2."""
+BALANCE_WEIGHT = 0.01  # Weight of the load-balancing loss: Fedus et al. 2021, section 2.2.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,8 +23,7 @@ class LoadOptions(TypedDict, total=False):
     batch_size: int
     sequence: int
     precision: str
-    text: str
-    """A path."""
+    text: str  # A path
     device: str
 
 
@@ -36,12 +35,9 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "vit": ("tiny", "11m", "b16", "l16", "h14"),
 }
 """Sizes by family; a family's name alone means its middle size."""
-OF_IMAGES: Final = ("vit",)
-"""Families without a sequence or a text."""
-PREFIX: Final = "hf:"
-"""Prefix of a Hugging Face model's name."""
-SAVED_SUFFIX: Final = ".workload"
-"""Suffix of a Workload object saved for other processes."""
+OF_IMAGES: Final = ("vit",)  # Families without a sequence or a text
+PREFIX: Final = "hf:"  # Prefix of a Hugging Face model's name
+SAVED_SUFFIX: Final = ".workload"  # Suffix of a Workload object saved for other processes
 WANTED: Final = (
     "a function without arguments that returns your script's (model, optimizer, step, batch), "
     "a transformers.Trainer or a ratchet.Workload"

@@ -20,8 +20,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.workload import ALONE, Batch, Workload
 
-BatchStep = Callable[[Batch], Any]
-"""batch -> loss: a whole step."""
+BatchStep = Callable[[Batch], Any]  # batch -> loss: a whole step
 Install = Callable[[BatchStep, nn.Module, Sequence[Optimizer]], BatchStep]
 """Returns the step as a config runs it; it may change the optimizers' updates in place."""
 

@@ -23,8 +23,7 @@ from ratchet.train.workloads.workload import Batch, LossFunction, Request, Unit,
 if TYPE_CHECKING:
     from transformers import Trainer
 
-KEPT_STEPS = 64
-"""Steps whose batches are drawn; later steps begin with the first of them again."""
+KEPT_STEPS = 64  # Steps whose batches are drawn; later steps begin with the first of them again
 ITEMS = "num_items_in_batch"
 """The argument with which a Trainer tells its model how many labels a whole step has."""
 
@@ -176,10 +175,8 @@ def _loss_of(trainer: Trainer) -> LossFunction:
 class ModelLoss:
     """The loss that the model computes from its labels."""
 
-    takes_items: bool
-    """The model divides by the labels of the whole step."""
-    count: int
-    """Micro-batches in a step."""
+    takes_items: bool  # The model divides by the labels of the whole step
+    count: int  # Micro-batches in a step
 
     def __call__(self, model: nn.Module, batch: dict[str, object]) -> Tensor:
         if self.takes_items and ITEMS in batch:

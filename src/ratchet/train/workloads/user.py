@@ -35,8 +35,7 @@ from ratchet.train.workloads.own_step import ScriptStep
 from ratchet.train.workloads.trainer import is_trainer, trainer_workload
 from ratchet.train.workloads.workload import ALONE, Request, Workload
 
-_importing: list[str] = []
-"""Files that are being imported, innermost last."""
+_importing: list[str] = []  # Files that are being imported, innermost last
 
 
 def load_user(spec: str, request: Request) -> Workload:

@@ -22,10 +22,8 @@ from ratchet.train.workloads.family import Data, Family, initialise
 from ratchet.train.workloads.gpt2 import GeluBlock
 from ratchet.train.workloads.workload import BatchFunction
 
-TILES = 4
-"""Tiles along an edge of a class's pattern."""
-NOISE = 0.5
-"""Standard deviation of the noise; the patterns have standard deviation 1."""
+TILES = 4  # Tiles along an edge of a class's pattern
+NOISE = 0.5  # Standard deviation of the noise; the patterns have standard deviation 1
 CHANNELS = 3
 
 
@@ -40,8 +38,7 @@ class ViTSize:
     patch: int
     classes: int
     batch_size: int
-    sequence: int = 0
-    """Unused; the image and patch sizes determine the number of patches."""
+    sequence: int = 0  # Unused; the image and patch sizes determine the number of patches
 
     @property
     def patches(self) -> int:

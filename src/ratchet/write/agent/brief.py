@@ -237,7 +237,7 @@ class Profiles:
         lines = profile_lines((found or {}).get("static"), self._target)
         if lines or self._target is None:
             return lines
-        from ratchet.amd.profile.inspection import inspect_kernel
+        from ratchet.amd.profile import inspect_kernel
 
         try:
             document = inspect_kernel(kernel, problem, [self._target], time_limit_s=PROFILE_LIMIT_S)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from ratchet.write.form.extent import ONE, ZERO, Extent, flattened, product_of, unflattened
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     REALS,
     Choice,
     Constant,
@@ -21,6 +20,7 @@ from ratchet.write.form.form import (
     axes_of,
     axis,
 )
+from ratchet.write.form.extent import ONE, ZERO, Extent, flattened, product_of, unflattened
 from ratchet.write.form.op_table import MAPS
 
 CLASSES: Final = {

@@ -18,8 +18,7 @@ from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import described
-from ratchet.write.form.extent import Atom, Extent, Name, larger, named, smaller, whole
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     Choice,
     Constant,
     Fold,
@@ -37,6 +36,7 @@ from ratchet.write.form.form import (
     UnsupportedOp,
     View,
 )
+from ratchet.write.form.extent import Atom, Extent, Name, larger, named, smaller, whole
 from ratchet.write.form.lower import lower
 from ratchet.write.form.op_table import FOLDS, MAPS, SCATTERS
 

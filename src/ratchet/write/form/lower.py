@@ -16,10 +16,7 @@ from torch import Tensor, fx
 from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.model_state import flatten
 from ratchet.judge.problems.problem import Problem, Reference
-from ratchet.write.form import ops_fold, ops_map, ops_matmul
-from ratchet.write.form.build import cast, constant, mapped
-from ratchet.write.form.extent import whole
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     Constant,
     Fold,
     LoopForm,
@@ -28,8 +25,13 @@ from ratchet.write.form.form import (
     Scatter,
     Source,
     UnsupportedOp,
+    ops_fold,
+    ops_map,
+    ops_matmul,
 )
-from ratchet.write.form.form import Tensor as FormTensor
+from ratchet.write.form import Tensor as FormTensor
+from ratchet.write.form.build import cast, constant, mapped
+from ratchet.write.form.extent import whole
 from ratchet.write.form.op_table import MAP_OPS
 from ratchet.write.form.tracing import (
     OPS,

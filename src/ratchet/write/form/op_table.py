@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
 
-from ratchet.write.form.form import REALS, UnsupportedOp
+from ratchet.write.form import REALS, UnsupportedOp
 
 OfWhole = Literal["computed", "same", "false", "unsupported"]
 """The result for whole numbers: a value of their own, themselves, false, or an error."""

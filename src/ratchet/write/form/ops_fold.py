@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ratchet.write.form import REALS, Node, Order, Scan, Scatter, Shape, View, axes_of
 from ratchet.write.form.build import (
     cast,
     chosen,
@@ -20,7 +21,6 @@ from ratchet.write.form.build import (
     viewed,
 )
 from ratchet.write.form.extent import Extent, product_of, whole
-from ratchet.write.form.form import REALS, Node, Order, Scan, Scatter, Shape, View, axes_of
 from ratchet.write.form.op_table import FOLD_OPS, FoldOp
 from ratchet.write.form.ops_map import truth
 from ratchet.write.form.tracing import LoweredCall, Value, as_node, known, lowers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ratchet.write.form import REALS, Choice, Node, Number, axes_of
 from ratchet.write.form.build import (
     cast,
     chosen,
@@ -20,7 +21,6 @@ from ratchet.write.form.build import (
     wider,
 )
 from ratchet.write.form.extent import ONE, ZERO, Extent, larger, smaller, whole
-from ratchet.write.form.form import REALS, Choice, Node, Number, axes_of
 from ratchet.write.form.op_table import MAP_OPS, MapOp
 from ratchet.write.form.tracing import LoweredCall, Value, as_node, full_like, lowers
 

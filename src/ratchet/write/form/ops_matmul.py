@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ratchet.write.form import Choice, Constant, Map, Matmul, Node, Shape, View, axes_of, axis
 from ratchet.write.form.build import (
     cast,
     chosen,
@@ -37,7 +38,6 @@ from ratchet.write.form.extent import (
     unflattened,
     whole,
 )
-from ratchet.write.form.form import Choice, Constant, Map, Matmul, Node, Shape, View, axes_of, axis
 from ratchet.write.form.tracing import LoweredCall, Value, as_node, known, lowers
 
 

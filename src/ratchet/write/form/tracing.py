@@ -23,9 +23,9 @@ from torch.utils._sympy import functions
 
 from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.inputs import dtype_named
+from ratchet.write.form import Node, Shape, UnsupportedOp
 from ratchet.write.form.build import cast, constant, expanded, position
 from ratchet.write.form.extent import Extent, larger, named, product_of, smaller, whole
-from ratchet.write.form.form import Node, Shape, UnsupportedOp
 
 
 def decompositions_of_attention() -> Mapping[OpOverload, Callable[..., object]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ratchet.write.form import LoopForm, Matmul, Node, Shape, axes_of
 from ratchet.write.form.extent import ONE, ZERO, Extent, bound_of, name_of, product_of, unflattened
-from ratchet.write.form.form import LoopForm, Matmul, Node, Shape, axes_of
 from ratchet.write.generator.fusion import (
     FusionPlan,
     Index,

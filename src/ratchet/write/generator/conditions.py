@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from ratchet.write.form.extent import ONE, ZERO, Extent, whole
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     Choice,
     Constant,
     Fold,
@@ -27,6 +26,7 @@ from ratchet.write.form.form import (
     over_of,
     own_axes,
 )
+from ratchet.write.form.extent import ONE, ZERO, Extent, whole
 from ratchet.write.form.op_table import MAPS
 
 Places = tuple[Extent, ...]

@@ -12,9 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from ratchet.write.form.build import class_of
-from ratchet.write.form.extent import Extent, at_least, flattened, named
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     Choice,
     Constant,
     Fold,
@@ -27,6 +25,8 @@ from ratchet.write.form.form import (
     View,
     own_axes,
 )
+from ratchet.write.form.build import class_of
+from ratchet.write.form.extent import Extent, at_least, flattened, named
 from ratchet.write.form.op_table import FOLDS, MAPS, FoldOp, filled
 from ratchet.write.generator.conditions import LoopSplits, condition_of
 from ratchet.write.generator.fusion import Index

@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ratchet.write.form.extent import ONE, ZERO, Extent, named
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     Choice,
     Fold,
     LoopForm,
@@ -29,6 +28,7 @@ from ratchet.write.form.form import (
     over_of,
     own_axes,
 )
+from ratchet.write.form.extent import ONE, ZERO, Extent, named
 
 Role = Literal["element", "part", "row", "row fold", "column fold", "whole fold", "scan"]
 """A part: elements of a longer row, of which the nest's rows are groups; the last may be short."""

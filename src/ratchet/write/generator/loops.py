@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from ratchet.write.form import Fold, Map, Node, Scan
 from ratchet.write.form.build import class_of
 from ratchet.write.form.extent import (
     ONE,
@@ -16,7 +17,6 @@ from ratchet.write.form.extent import (
     named,
     product_of,
 )
-from ratchet.write.form.form import Fold, Map, Node, Scan
 from ratchet.write.form.op_table import FOLDS, MAPS
 from ratchet.write.generator.chains import decoded
 from ratchet.write.generator.conditions import LEAST, LoopSplits, Masks

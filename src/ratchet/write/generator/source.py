@@ -10,8 +10,7 @@ from typing import Final
 import torch
 
 from ratchet.judge.abi import DTYPE_CODES
-from ratchet.write.form.extent import ONE, ZERO, Extent, named, product_of
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     REALS,
     Fold,
     LoopForm,
@@ -23,6 +22,7 @@ from ratchet.write.form.form import (
     UnsupportedOp,
     ordered,
 )
+from ratchet.write.form.extent import ONE, ZERO, Extent, named, product_of
 from ratchet.write.generator.chains import Chain, chained, epilogue_of, reads
 from ratchet.write.generator.evaluate import STORED, Buffer, Evaluator, Scratch
 from ratchet.write.generator.fusion import (

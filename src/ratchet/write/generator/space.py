@@ -13,8 +13,8 @@ from ratchet.base.devices.probe import best_isa
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.write.author import Schedule
+from ratchet.write.form import LoopForm, Map, Matmul, Node, View
 from ratchet.write.form.extent import Extent
-from ratchet.write.form.form import LoopForm, Map, Matmul, Node, View
 from ratchet.write.form.op_table import MAPS
 from ratchet.write.generator.chains import chained, epilogue_of
 from ratchet.write.generator.fusion import LoopNest, planned

@@ -6,18 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from ratchet.write.form.build import class_of
-from ratchet.write.form.extent import (
-    ONE,
-    ZERO,
-    Extent,
-    bound_of,
-    name_of,
-    named,
-    product_of,
-    sum_of,
-)
-from ratchet.write.form.form import (
+from ratchet.write.form import (
     Constant,
     Map,
     Matmul,
@@ -29,6 +18,17 @@ from ratchet.write.form.form import (
     View,
     axes_of,
     own_axes,
+)
+from ratchet.write.form.build import class_of
+from ratchet.write.form.extent import (
+    ONE,
+    ZERO,
+    Extent,
+    bound_of,
+    name_of,
+    named,
+    product_of,
+    sum_of,
 )
 from ratchet.write.generator.chains import decoded, moved_to
 from ratchet.write.generator.conditions import Band, left_band, needed_band

@@ -17,8 +17,8 @@ from ratchet.base.errors import LearnError, RatchetError
 from ratchet.judge.api import as_problem
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.problems.suites import NAMES
+from ratchet.write.form import LoopForm, Map, Matmul, Node, Scan, Scatter, View
 from ratchet.write.form.extent import Extent, whole
-from ratchet.write.form.form import LoopForm, Map, Matmul, Node, Scan, Scatter, View
 from ratchet.write.form.op_table import MAPS
 from ratchet.write.generator import space_for
 from ratchet.write.generator.fusion import LoopNest, planned

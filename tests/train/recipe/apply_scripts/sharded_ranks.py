@@ -34,9 +34,8 @@ from transformers import TrainerCallback  # noqa: E402
 
 import ratchet  # noqa: E402
 from ratchet.base.errors import RecipeError  # noqa: E402
-from ratchet.train.recipe import apply  # noqa: E402
+from ratchet.train.recipe import apply, signature_of  # noqa: E402
 from ratchet.train.recipe.installed import ReadyKernels  # noqa: E402
-from ratchet.train.recipe.recipe import signature_of  # noqa: E402
 from ratchet.train.workloads.config import StepConfig  # noqa: E402
 from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout  # noqa: E402
 

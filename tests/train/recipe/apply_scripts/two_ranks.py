@@ -16,9 +16,8 @@ warnings.simplefilter("ignore")
 import train_accelerate  # noqa: E402
 from own_recipes import recipe  # noqa: E402
 
-from ratchet.train.recipe import apply  # noqa: E402
+from ratchet.train.recipe import apply, signature_of  # noqa: E402
 from ratchet.train.recipe.installed import ReadyKernels  # noqa: E402
-from ratchet.train.recipe.recipe import signature_of  # noqa: E402
 from ratchet.train.workloads.config import StepConfig  # noqa: E402
 
 real = torch.compile

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.devices.probe import probe, software
-from ratchet.train.recipe.recipe import Recipe
+from ratchet.train.recipe import Recipe
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.load import load
 from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout

@@ -35,8 +35,7 @@ FLAGS: Final = (
     "-fPIC",
     "-std=c++17",
 )
-HEADERS: Final = Path(__file__).parent
-"""Folder of `ratchet_abi.h`, which a source may include."""
+HEADERS: Final = Path(__file__).parent  # Folder of `ratchet_abi.h`, which a source may include
 COMPILE_TIMEOUT_S: Final = 120.0
 _COMPILERS: Final = ("g++", "clang++", "c++")
 _MACRO_WORD: Final = re.compile(r"[A-Za-z0-9_]+")

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 Sharding: TypeAlias = "tuple[tuple[DeviceMesh, int], ...]"
 """The meshes and dimensions that a gradient is sharded over."""
 TENSORS_PER_PARAMETER: Final = 5
-CLIP_EPS: Final = 1e-6
-"""The constant of torch.nn.utils.clip_grad_norm_."""
+CLIP_EPS: Final = 1e-6  # The constant of torch.nn.utils.clip_grad_norm_
 
 Afterwards = Literal["keep", "zero", "drop"]
 """The gradients' fate: they stay, are zeroed in the same pass, or become None."""

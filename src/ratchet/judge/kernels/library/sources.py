@@ -104,20 +104,16 @@ class LibraryKernel:
     """One kernel of the library: its description and its variants."""
 
     name: str
-    module: str
-    """The module that declares its ops."""
+    module: str  # The module that declares its ops
     problems: Callable[[WorkloadShapes], tuple[Problem, ...]]
     """Returns the problems at a workload's shapes; each has the name of a kernel's entry."""
     summary: str
     source_of_idea: str
-    variants: tuple[Variant, ...]
-    """Its sources in each language."""
-    acts_on: tuple[str, ...]
-    """The categories of step time that it can shorten."""
+    variants: tuple[Variant, ...]  # Its sources in each language
+    acts_on: tuple[str, ...]  # The categories of step time that it can shorten
     alternatives: tuple[str, ...] = ()
     """Entries each of which answers a call alone, in the order in which they are tried."""
-    on_cores: tuple[str, ...] = ()
-    """Entries that the op asks for on cores alone."""
+    on_cores: tuple[str, ...] = ()  # Entries that the op asks for on cores alone
 
     def kernels(self, target: str) -> tuple[Kernel, ...]:
         """Return one kernel per entry that the op asks for on a device of that target.

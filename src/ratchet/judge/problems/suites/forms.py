@@ -32,10 +32,8 @@ class Form:
     """One computation: its reference, its inputs and its sizes at each tier."""
 
     name: str
-    module: str
-    """The family's module, which defines a function of that name."""
-    function: str = ""
-    """The function in the module, if it has another name."""
+    module: str  # The family's module, which defines a function of that name
+    function: str = ""  # The function in the module, if it has another name
     make: Make
     sizes: Mapping[Tier, tuple[int, ...]]
     ragged: tuple[int, ...]
@@ -46,8 +44,7 @@ class Form:
     tolerance: Tolerance = field(default_factory=Tolerance)
     check: str = ""
     variations: tuple[tuple[str, str], ...] = VARIATIONS
-    varied: tuple[int, ...] = (0,)
-    """Inputs whose distribution and layout the hidden cases change."""
+    varied: tuple[int, ...] = (0,)  # Inputs whose distribution and layout the hidden cases change
 
 
 def problem(form: Form) -> Problem:
@@ -229,5 +226,4 @@ def wide(x: Tensor) -> Tensor:
 
 
 Tensors = Sequence[Tensor]
-Scalars = Sequence[float]
-"""The type of every reference's last argument."""
+Scalars = Sequence[float]  # The type of every reference's last argument

@@ -27,8 +27,7 @@ from ratchet.judge.problems.suites.forms import (
 from ratchet.judge.problems.tolerance import OutputCheck, Tolerance, checked, same_form
 
 ROWS = sizes((32, 256), (2048, 1024), (16384, 8192))
-RAGGED = (13, 300)
-"""Two whole blocks of 128 and one of 44."""
+RAGGED = (13, 300)  # Two whole blocks of 128 and one of 44
 INT8_MAX = 127.0
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 E4M3_MAX, E5M2_MAX = 448.0, 57344.0

@@ -41,8 +41,7 @@ ADDRESSED: Final = ("ctypes.cdata", "ctypes.string_at", "ctypes.wstring_at", "ct
 """Audit events of reads of memory by its address."""
 OWN_MEMORY: Final = "/proc/self/mem"
 """The file that is a process's memory (proc(5)): no other file of a sandbox is called mem."""
-UNHEARD: Final = ("memmove", "cast")
-"""Functions of ctypes that read memory without an audit event."""
+UNHEARD: Final = ("memmove", "cast")  # Functions of ctypes that read memory without an audit event
 STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
 """Methods of Triton's interpreter that write to memory, and which argument is the mask."""
 
@@ -329,8 +328,7 @@ class DeviceEvent:
     """One event of a profile: a kernel or copy on the device, or a call that started one."""
 
     name: str
-    kind: str
-    """As Kineto names it: kernel, gpu_memcpy, gpu_memset, cuda_runtime, ..."""
+    kind: str  # As Kineto names it: kernel, gpu_memcpy, gpu_memset, cuda_runtime, ...
     stream: int = 0
     start_ns: int = 0
     duration_ns: int = 0

@@ -22,15 +22,13 @@ MOST_GAPS: Final = 2
 whose elements share memory: the reference has written each of them."""
 WANTS_FORMS: Final = "wants_forms"
 """Attribute of an entry that also takes its results' forms and the indices of changed inputs."""
-Kept = list[Sequence[Tensor]]
-"""The results of each call of a batch."""
+Kept = list[Sequence[Tensor]]  # The results of each call of a batch
 
 
 class EmulatedLaunches:
     """The launches of an emulator of machine code, if one is loaded in this process."""
 
-    is_loaded = False
-    """The emulator sets it."""
+    is_loaded = False  # The emulator sets it
     count: Callable[[Callable[[], Any]], Any] | None = None
     """A census, while it is taken: it runs a launch and returns its result."""
 

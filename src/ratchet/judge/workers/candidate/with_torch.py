@@ -71,8 +71,7 @@ COMPILED = {
 longer than it saves once the code exists, and its place is part of a graph's key."""
 BUILT_IN = {"extensions": EXTENSIONS, "triton": "TRITON_CACHE_DIR"}
 """The variable that names the folder of what a candidate builds itself."""
-EMULATOR = "RATCHET_EMULATOR"
-"""The variable that names the emulator's library to a kernel's source."""
+EMULATOR = "RATCHET_EMULATOR"  # The variable that names the emulator's library to a kernel's source
 SEED = "torch's seed"
 FUNCTIONS = [
     (owner, name, function)
@@ -100,8 +99,7 @@ class TorchBatch:
         self._device = device
         self.device_s: float | None = None
         """Seconds of the calls by the device's own clock, if it has one."""
-        self.kept: Kept = []
-        """The results of each call."""
+        self.kept: Kept = []  # The results of each call
         self.regions = [device.memory.region(*place) for place in layout.places()]
         self.scalars = tuple(layout.scalars)
         self.writable_inputs = layout.writable_inputs
@@ -183,8 +181,7 @@ class TorchWorker:
         self._last: TorchBatch | None = None
         self._device = WorkerDevice()
         self._state: State = {}
-        self._grad = "off"
-        """The gradient mode that the last calls left: on or off."""
+        self._grad = "off"  # The gradient mode that the last calls left: on or off
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
         actions: dict[str, Answer] = {

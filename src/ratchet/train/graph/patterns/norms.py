@@ -35,15 +35,11 @@ KNOWN = (torch.float32, torch.bfloat16)
 class Norm:
     """A norm over the last dimension, as found in the graph."""
 
-    x: Node
-    """The tensor that is normalised, before any cast."""
-    parameters: tuple[Node | None, ...]
-    """Weight, or weight and bias; vectors of x's last size."""
+    x: Node  # The tensor that is normalised, before any cast
+    parameters: tuple[Node | None, ...]  # Weight, or weight and bias; vectors of x's last size
     eps: float
-    end: Node
-    """The node whose result the kernel computes."""
-    members: tuple[Node, ...]
-    """Every node that the kernel replaces."""
+    end: Node  # The node whose result the kernel computes
+    members: tuple[Node, ...]  # Every node that the kernel replaces
 
 
 def _install(norm: Norm, plain: OpOverload, summed: OpOverload, scope: Scope) -> None:

@@ -40,36 +40,27 @@ def region_name(key: str) -> str:
 class Region:
     """One distinct region; equal regions of a step are counted."""
 
-    key: str
-    """Hex SHA-256 of the graph, shapes, strides, dtypes and kind of device."""
+    key: str  # Hex SHA-256 of the graph, shapes, strides, dtypes and kind of device
     kind: RegionKind
     """`fused`: pointwise, reduction and view operations. `product`: a matrix product, convolution
     or attention with the pointwise operations around it, which may also belong to a fused region.
     """
     problem: Problem
-    count: int
-    """Sites in one step."""
-    direction: Direction
-    """The first site's direction."""
-    ops: tuple[str, ...]
-    """Names of the operations that compute, in order, without views."""
-    bytes: int
-    """Compulsory traffic of one site: every input read once, every output written once."""
+    count: int  # Sites in one step
+    direction: Direction  # The first site's direction
+    ops: tuple[str, ...]  # Names of the operations that compute, in order, without views
+    bytes: int  # Compulsory traffic of one site: every input read once, every output written once
     flops: float
     """Operations of one site's products, convolutions and attention; the rest counts as free."""
-    floor_s: float
-    """Roofline time of one site at the measured ceilings."""
-    time_s: float
-    """Time of one site now."""
+    floor_s: float  # Roofline time of one site at the measured ceilings
+    time_s: float  # Time of one site now
     timed_by: TimedBy
     """`inductor`: measured as torch.compile's default compiles the region alone. `estimate`: its
     time op by op, scaled as in the regions that were measured."""
-    where: str
-    """Path of the first site's module; empty if the graph does not tell."""
+    where: str  # Path of the first site's module; empty if the graph does not tell
     reach_s: float = 0.0
     """Time of one site at the share of its roofline that the step's best product reaches."""
-    overlapped: bool = False
-    """True if a more promising region has some of its operations."""
+    overlapped: bool = False  # True if a more promising region has some of its operations
 
     @property
     def gain_s(self) -> float:
@@ -111,8 +102,7 @@ class Region:
 class RegionReport:
     """The regions of a workload, and what was left out."""
 
-    regions: tuple[Region, ...]
-    """The most time that can still be won first."""
+    regions: tuple[Region, ...]  # The most time that can still be won first
     notes: tuple[str, ...] = ()
     """One line for each part of the graphs that has no region, with the reason."""
 

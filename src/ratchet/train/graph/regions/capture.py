@@ -52,8 +52,7 @@ from ratchet.train.workloads.fake import FUSED
 from ratchet.train.workloads.workload import Workload
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
-CALLS, CALLS_S = 20, 0.3
-"""Calls of a compiled region, and the time that they may take."""
+CALLS, CALLS_S = 20, 0.3  # Calls of a compiled region, and the time that they may take
 
 
 def moved_bytes(cut: Cut) -> int:
@@ -137,8 +136,7 @@ def compiled_s(reference: Callable[..., object], inputs: Sequence[Tensor]) -> fl
 
 
 LOG = logging.getLogger(__name__)
-MEASURING_S = 60.0
-"""Default time for compiling and timing regions, the most promising first."""
+MEASURING_S = 60.0  # Default time for compiling and timing regions, the most promising first
 
 
 @dataclass(slots=True, eq=False)

@@ -67,8 +67,7 @@ PRODUCTS: Final = frozenset(
     }
 )
 """Those whose reference also runs in float64. The GPU's fused attention does not."""
-BY_DTYPE: Final = frozenset({"view.dtype"})
-"""They read the bits of a value: float64 has others."""
+BY_DTYPE: Final = frozenset({"view.dtype"})  # They read the bits of a value: float64 has others
 NAMESPACES: Final = ("aten", "prims")
 
 
@@ -154,12 +153,9 @@ class Cut:
     kind: RegionKind
     nodes: tuple[Node, ...]
     """In the graph's order: operations, and the views and constants that they need."""
-    inputs: tuple[Node, ...]
-    """Tensors from outside, never views of one another."""
-    outputs: tuple[Node, ...]
-    """Results that are used outside."""
-    computing: tuple[Node, ...]
-    """The nodes that are no views or constants."""
+    inputs: tuple[Node, ...]  # Tensors from outside, never views of one another
+    outputs: tuple[Node, ...]  # Results that are used outside
+    computing: tuple[Node, ...]  # The nodes that are no views or constants
 
 
 def cut_graph(graph: Graph) -> list[Cut]:

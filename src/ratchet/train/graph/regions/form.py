@@ -24,8 +24,7 @@ from torch.utils import _pytree as pytree
 
 from ratchet.train.graph.regions.cut import Cut, is_getitem
 
-LEAST, MOST = 2, 3
-"""Sizes of the other batch; torch treats a size of one as a case of its own."""
+LEAST, MOST = 2, 3  # Sizes of the other batch; torch treats a size of one as a case of its own
 
 
 class NotScaled(Exception):
@@ -126,12 +125,9 @@ def resized(batch: object, size: int) -> object:
 class MemoryLayout:
     """A tensor's place in memory, with what follows it up to the start of its next row."""
 
-    order: tuple[int, ...]
-    """Dimensions from the outermost to the innermost."""
-    outer: int = 0
-    """The first dimensions of `order`; the others make up a row, which a gap follows."""
-    row: int = 0
-    """Elements from one row to the next; 0 if there are no gaps."""
+    order: tuple[int, ...]  # Dimensions from the outermost to the innermost
+    outer: int = 0  # The first dimensions of `order`; the others make up a row, which a gap follows
+    row: int = 0  # Elements from one row to the next; 0 if there are no gaps
 
     @property
     def is_dense(self) -> bool:
@@ -172,8 +168,7 @@ def _with_units(order: Sequence[int], shape: Sequence[int]) -> list[int]:
     return found
 
 
-REAL = "real"
-"""The text's name for float64, when the judge computes its oracle."""
+REAL = "real"  # The text's name for float64, when the judge computes its oracle
 BATCH = "batch"
 SKIPPED = ("device", "layout", "pin_memory")
 
@@ -185,8 +180,7 @@ class InputForm:
     node: Node
     shape: tuple[int, ...]
     dtype: str
-    factors: tuple[int | None, ...]
-    """Each size as a multiple of the batch size, or None."""
+    factors: tuple[int | None, ...]  # Each size as a multiple of the batch size, or None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,8 +191,7 @@ class RegionForm:
     inputs: tuple[InputForm, ...]
     outputs: tuple[Node, ...]
     order: tuple[Node, ...]
-    reference: str
-    """Text of `def reference(...)`, for any batch size if `scales`."""
+    reference: str  # Text of `def reference(...)`, for any batch size if `scales`
     scales: bool
 
 
@@ -340,8 +333,7 @@ class _Text:
         self._names = {node: f"a{place}" for place, node in enumerate(inputs)}
         self._names |= {node: f"t{place}" for place, node in enumerate(order)}
         self.outputs = [node for node in order if node in cut.outputs]
-        self.source: str | None = None
-        """Text that computes the batch size."""
+        self.source: str | None = None  # Text that computes the batch size
         self._real = any(one.meta["val"].dtype.is_floating_point for one in inputs)
 
     def form(self, node: Node) -> InputForm:

@@ -55,10 +55,8 @@ those that ran the reference. Both also count where torch took the graph from it
 class RegionSite:
     """A call of a region, as it stands in a graph."""
 
-    name: str
-    """The name under which the kernel is activated: `region_name` of the region's key."""
-    reference: str
-    """The source of the region's reference."""
+    name: str  # The name under which the kernel is activated: `region_name` of the region's key
+    reference: str  # The source of the region's reference
     outputs: tuple[tuple[tuple[int, ...], str, str], ...]
     """Shape, dtype and device of each contiguous output."""
 

@@ -21,16 +21,13 @@ from ratchet.judge.problems.tolerance import widen
 from ratchet.train.graph.regions.cut import PRODUCTS, REDUCTIONS, Cut, op_name
 from ratchet.train.graph.regions.form import RegionForm
 
-PLAIN_SCALE = 32.0
-"""Largest standard deviation of values that a normal distribution stands for."""
+PLAIN_SCALE = 32.0  # Largest standard deviation of values that a normal distribution stands for
 LEAST_SCALE = 4.0**-4
 """Least standard deviation that values are drawn with: smaller ones are gradients, and a gradient
 grows as a whole with the one it comes from."""
 OFF_POWERS = 0.2
-ZEROS = 0.01
-"""Share of zeros from which they count as a mask's, such as of a ReLU."""
-SAMPLE = 1 << 16
-"""Elements that are looked at, evenly spread; integers are looked at in full."""
+ZEROS = 0.01  # Share of zeros from which they count as a mask's, such as of a ReLU
+SAMPLE = 1 << 16  # Elements that are looked at, evenly spread; integers are looked at in full
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +37,7 @@ class Values:
     low: float
     high: float
     deviation: float = 0.0
-    zeros: float = 0.0
-    """Share of the values that are zero."""
+    zeros: float = 0.0  # Share of the values that are zero
 
 
 def values_of_tensor(tensor: Tensor) -> Values | None:
@@ -117,8 +113,7 @@ def _power(value: float, *, up: bool) -> float:
 Reference = Callable[..., tuple[Tensor, ...]]
 Sound = Callable[[tuple[TensorSpec, ...]], bool]
 """Returns True if a case is fit to judge an answer by."""
-SHOWN = 3
-"""Operations in a problem's name."""
+SHOWN = 3  # Operations in a problem's name
 HIDDEN_BATCHES = (1, 3)
 VARIATIONS = (
     ("normal", "contiguous"),
@@ -132,8 +127,7 @@ Each input has a deviation of 1 in them: one that is small beside another in the
 """
 MOST_LOST = 0.05
 """Largest error of the reference against float64, in norm: beyond it a case says nothing."""
-MOST_DIMENSIONS = 6
-"""Limit of a tensor in the interface of C++ kernels."""
+MOST_DIMENSIONS = 6  # Limit of a tensor in the interface of C++ kernels
 SEED = 11
 
 

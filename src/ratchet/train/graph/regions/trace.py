@@ -37,15 +37,12 @@ part of it."""
 class TracedGraph:
     """One compiled graph of a step."""
 
-    module: GraphModule
-    """ATen operations with fake tensors in `node.meta["val"]`."""
+    module: GraphModule  # ATen operations with fake tensors in `node.meta["val"]`
     direction: Direction
-    calls: int = 0
-    """Runs in one step: a graph may be called several times."""
+    calls: int = 0  # Runs in one step: a graph may be called several times
     times_s: dict[Node, float] = field(default_factory=dict)
     """Time of each node, run eagerly, over all calls."""
-    wanted: frozenset[Node] = frozenset()
-    """Nodes whose values `look` is shown."""
+    wanted: frozenset[Node] = frozenset()  # Nodes whose values `look` is shown
     look: Callable[[Node, Tensor], None] | None = None
 
 

@@ -54,8 +54,7 @@ class ParallelLayout:
     fsdp: int = 1
     tp: int = 1
     pp: int = 1
-    vpp: int = 1
-    """Stages of a pipeline that one rank holds."""
+    vpp: int = 1  # Stages of a pipeline that one rank holds
     cp: int = 1
     ep: int = 1
     """Ranks that share the experts; they are data-parallel ranks, which `dp` and `fsdp` count."""
@@ -180,8 +179,7 @@ class ParallelTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     bucket_cap_mb: Annotated[int, Meta(ge=1)] | None = None
     """Size of DDP's buckets of gradients, in MiB; None is DDP's own, 25."""
-    no_sync: bool = False
-    """Exchange gradients once a step, not once a micro-batch."""
+    no_sync: bool = False  # Exchange gradients once a step, not once a micro-batch
     reshard_after_forward: bool = True
     """FSDP2 frees gathered weights after the forward pass and gathers them again."""
     prefetch: Annotated[int, Meta(ge=0, le=8)] = 0
@@ -195,6 +193,5 @@ class ParallelTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class TunedLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The part of a recipe that ranks share."""
 
-    layout: str
-    """Words of `--parallel`."""
+    layout: str  # Words of `--parallel`
     tuning: ParallelTuning

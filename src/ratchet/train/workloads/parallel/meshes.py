@@ -24,8 +24,7 @@ from ratchet.train.workloads.parallel import ParallelLayout, ParallelTuning
 
 RANK_BYTES: Final = 380_000_000
 """Memory of a rank that holds no model yet: resident, with torch 2.13 on Linux."""
-WAIT_S: Final = 120.0
-"""Time that a rank waits for another before it fails."""
+WAIT_S: Final = 120.0  # Time that a rank waits for another before it fails
 
 
 def rank_device(device: str) -> torch.device:
@@ -104,12 +103,9 @@ class Meshes:
     """
 
     layout: ParallelLayout
-    dense: DeviceMesh
-    """Dimensions pp, copies, shards, tp."""
-    tokens: DeviceMesh
-    """Dimensions pp, data, cp, tp."""
-    experts: DeviceMesh | None
-    """Dimensions pp, others, ep, tp; None without expert parallelism."""
+    dense: DeviceMesh  # Dimensions pp, copies, shards, tp
+    tokens: DeviceMesh  # Dimensions pp, data, cp, tp
+    experts: DeviceMesh | None  # Dimensions pp, others, ep, tp; None without expert parallelism
 
     @property
     def data_place(self) -> int:
@@ -163,8 +159,7 @@ def reduce_in_bf16(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor
 
 # Communication in a model that DDP or FSDP2 has wrapped already.
 
-POWER_RANK: Final = 2
-"""Rank of PowerSGD's factors (arXiv:1905.13727, whose experiments use 1 to 4)."""
+POWER_RANK: Final = 2  # Rank of PowerSGD's factors (arXiv:1905.13727, whose experiments use 1 to 4)
 
 
 def tune(model: nn.Module, tuning: ParallelTuning) -> list[str]:

@@ -260,13 +260,11 @@ def clip_on_ranks(
 # torch.distributed.checkpoint writes and reshards. A checkpoint counts once all of its ranks have
 # written it, so a rank that dies meanwhile leaves the one before.
 
-DONE: Final = ".metadata"
-"""The file that torch.distributed.checkpoint writes last."""
+DONE: Final = ".metadata"  # The file that torch.distributed.checkpoint writes last
 NAMED: Final = re.compile(r"^step-(\d+)$")
 FLAT: Final = StateDictOptions(flatten_optimizer_state_dict=True)
 """Optimizer state by parameter, so that stages and shards of another layout find theirs."""
-KEPT: Final = 2
-"""Checkpoints kept: the newest, and the one before."""
+KEPT: Final = 2  # Checkpoints kept: the newest, and the one before
 
 
 def save(step: TrainingStep, folder: Path, index: int) -> Path:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ratchet.write.form import Fold, Node, Scan
 from ratchet.write.form.extent import Extent, named, product_of, unflattened
-from ratchet.write.form.form import Fold, Node, Scan
 from ratchet.write.generator.evaluate import LoopScope
 from ratchet.write.generator.fusion import FusionPlan, Index, LoopNest, Role, passes_of
 from ratchet.write.generator.triton.values import (

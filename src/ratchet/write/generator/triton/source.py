@@ -6,17 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from ratchet.write.form import REALS, LoopForm, Matmul, Node, Shape, Source, ordered, over_of
 from ratchet.write.form.extent import product_of
-from ratchet.write.form.form import (
-    REALS,
-    LoopForm,
-    Matmul,
-    Node,
-    Shape,
-    Source,
-    ordered,
-    over_of,
-)
 from ratchet.write.generator.evaluate import Buffer
 from ratchet.write.generator.fusion import LoopNest, Stage, dense, own_reads, planned, reads_of
 from ratchet.write.generator.nest_axes import turned_axis

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ratchet.write.form import Matmul, Node, Order, Scatter, Shape, UnsupportedOp, own_axes
 from ratchet.write.form.build import class_of
 from ratchet.write.form.extent import ONE, ZERO, Extent, named, product_of, unflattened
-from ratchet.write.form.form import (
-    Matmul,
-    Node,
-    Order,
-    Scatter,
-    Shape,
-    UnsupportedOp,
-    own_axes,
-)
 from ratchet.write.generator.evaluate import LoopScope
 from ratchet.write.generator.fusion import Index, LoopNest
 from ratchet.write.generator.triton.nests import KernelText, WrittenStage, indented

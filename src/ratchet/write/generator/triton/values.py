@@ -11,16 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ratchet.write.form import Choice, Constant, Map, Node, UnsupportedOp, own_axes
 from ratchet.write.form.build import class_of
 from ratchet.write.form.extent import Extent, Pair
-from ratchet.write.form.form import (
-    Choice,
-    Constant,
-    Map,
-    Node,
-    UnsupportedOp,
-    own_axes,
-)
 from ratchet.write.form.op_table import FOLDS, MAPS, FoldOp, filled
 from ratchet.write.generator.evaluate import CODES, Buffer, NestedScopes
 from ratchet.write.generator.fusion import Index

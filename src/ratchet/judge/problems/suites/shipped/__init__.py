@@ -30,10 +30,8 @@ class WorkloadShapes:
     kv_heads: int = 8
     head_dim: int = 64
     vocabulary: int = 32000
-    dtype: str = "bfloat16"
-    """Dtype of activations."""
-    weight_dtype: str = "float32"
-    """Dtype of the small weights (norms) as the op receives them."""
+    dtype: str = "bfloat16"  # Dtype of activations
+    weight_dtype: str = "float32"  # Dtype of the small weights (norms) as the op receives them
     parameters: tuple[tuple[int, ...], ...] = ((2048, 512), (512, 2048), (512, 512), (512,))
     """Shapes of typical parameters that the optimizer updates."""
 

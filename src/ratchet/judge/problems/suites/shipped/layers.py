@@ -152,8 +152,7 @@ def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> P
 # SwiGLU's and GeGLU's gate in plain torch, and the problems of its kernels.
 
 GATED_ENTRIES: Final = ("gated_activation_forward", "gated_activation_backward")
-KINDS: Final = ("silu", "gelu", "gelu_tanh")
-"""Activations, by their code on the C interface."""
+KINDS: Final = ("silu", "gelu", "gelu_tanh")  # Activations, by their code on the C interface
 
 
 def activate(x: Tensor, kind: str) -> Tensor:
