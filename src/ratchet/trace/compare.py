@@ -99,7 +99,24 @@ class Diff:
         groups: dict[Key, list[DiffRow]] = defaultdict(list)
         for row in self.rows:
             groups[_NUMBER.sub("", row.module), row.op].append(row)
-        found = [_group(key, own) for key, own in groups.items()]
+        found = []
+        for (module, op), rows in groups.items():
+            before = dict.fromkeys(kernel for row in rows for kernel in row.kernels_before)
+            after = dict.fromkeys(kernel for row in rows for kernel in row.kernels_after)
+            found.append(
+                DiffRow(
+                    module=module,
+                    op=op,
+                    before=sum(row.before for row in rows),
+                    after=sum(row.after for row in rows),
+                    count_before=sum(row.count_before for row in rows),
+                    count_after=sum(row.count_after for row in rows),
+                    # Only kernels that one side never ran.
+                    kernels_before=tuple(kernel for kernel in before if kernel not in after),
+                    kernels_after=tuple(kernel for kernel in after if kernel not in before),
+                    modules=len(rows),
+                )
+            )
         return tuple(sorted(found, key=lambda row: -abs(row.change)))
 
     @property
@@ -244,23 +261,6 @@ def _work(side: Analysis) -> dict[Key, Work]:
         total, count = work[key].get(name, (0, 0))
         work[key][name] = (total + duration, count + 1)
     return work
-
-
-def _group(key: Key, rows: Sequence[DiffRow]) -> DiffRow:
-    """Sum the rows of one class of modules; name only kernels that one side never ran."""
-    before = dict.fromkeys(kernel for row in rows for kernel in row.kernels_before)
-    after = dict.fromkeys(kernel for row in rows for kernel in row.kernels_after)
-    return DiffRow(
-        module=key[0],
-        op=key[1],
-        before=sum(row.before for row in rows),
-        after=sum(row.after for row in rows),
-        count_before=sum(row.count_before for row in rows),
-        count_after=sum(row.count_after for row in rows),
-        kernels_before=tuple(kernel for kernel in before if kernel not in after),
-        kernels_after=tuple(kernel for kernel in after if kernel not in before),
-        modules=len(rows),
-    )
 
 
 def report_run(

@@ -37,22 +37,14 @@ def gemm(device: Device) -> dict[str, float]:
 
 def copy(device: Device) -> dict[str, float]:
     """Measure copy_ between two given buffers: bytes/s read and written, by level."""
-
-    def prepare(count: int) -> tuple[Step, int]:
-        source, target = _buffers(device, count, 2)
-        return lambda: target.copy_(source), 2
-
-    return _stream_rates(device, prepare, arrays=2)
+    return _stream_rates(device, 2, lambda source, target: lambda: target.copy_(source))
 
 
 def triad(device: Device) -> dict[str, float]:
     """Measure a = b + s * c over given buffers: bytes/s, by level."""
-
-    def prepare(count: int) -> tuple[Step, int]:
-        target, left, right = _buffers(device, count, 3)
-        return lambda: torch.add(left, right, alpha=0.5, out=target), 3
-
-    return _stream_rates(device, prepare, arrays=3)
+    return _stream_rates(
+        device, 3, lambda out, left, right: lambda: torch.add(left, right, alpha=0.5, out=out)
+    )
 
 
 def _gemm_rate(device: Device, dtype: torch.dtype) -> float:
@@ -85,15 +77,14 @@ def _gemm_steps(device: Device, dtype: torch.dtype, size: int) -> Iterator[Step]
         yield functools.partial(torch.mm, left, weight, out=out)
 
 
-def _stream_rates(
-    device: Device, prepare: Callable[[int], tuple[Step, int]], *, arrays: int
-) -> dict[str, float]:
+def _stream_rates(device: Device, arrays: int, step_of: Callable[..., Step]) -> dict[str, float]:
+    """Time a step over so many buffers, each of which it reads or writes once."""
     rates = {}
     for level, size_bytes in working_sets(device).items():
         count = size_bytes // (4 * arrays)
-        step, moved = prepare(count)
+        step = step_of(*_buffers(device, count, arrays))
         call_s = best_of(timed(device, step, budget_s=STREAM_BUDGET_S))
-        rates[level] = 4 * count * moved / call_s
+        rates[level] = 4 * count * arrays / call_s
     return rates
 
 

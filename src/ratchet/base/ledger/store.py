@@ -190,7 +190,8 @@ class Ledger:
     ) -> str:
         """Append the start of a turn with its options; return its identity."""
         turn = uuid.uuid4().hex
-        self._append_turn(turn, "started", command, workload, payload, fingerprint)
+        given = {"command": command, "workload": workload, "payload": payload or {}}
+        self._append(schema.turns, fingerprint, turn=turn, event="started", **given)
         return turn
 
     def finish_turn(self, turn: str, payload: Mapping[str, object] | None = None) -> None:
@@ -199,10 +200,7 @@ class Ledger:
         Raises:
             LedgerError: no turn of this identity was started.
         """
-        started = self.turn(turn)
-        self._append_turn(
-            turn, "finished", started.command, started.workload, payload, started.fingerprint
-        )
+        self._end_turn(turn, "finished", payload)
 
     @contextmanager
     def failing(self, turn: str) -> Iterator[None]:
@@ -215,11 +213,7 @@ class Ledger:
         except LedgerError:
             raise
         except RatchetError as error:
-            started = self.turn(turn)
-            payload = {"error": str(error)}
-            self._append_turn(
-                turn, "failed", started.command, started.workload, payload, started.fingerprint
-            )
+            self._end_turn(turn, "failed", {"error": str(error)})
             raise
 
     def turn(self, turn: str) -> RecordedTurn:
@@ -283,7 +277,7 @@ class Ledger:
         """
         fingerprint = self.turn(turn).fingerprint
         rows = [
-            {**_stamp(fingerprint), "turn": turn, "purpose": purpose, **asdict(sample)}
+            {"at": utc_now(), **fingerprint, "turn": turn, "purpose": purpose, **asdict(sample)}
             for sample in samples
         ]
         self._insert(schema.measurements, rows)
@@ -423,30 +417,16 @@ class Ledger:
         return dict(rows[0].payload) if rows else None
 
     def _append(self, table: Table, fingerprint: Fingerprint, **values: object) -> None:
-        self._insert(table, [{**_stamp(fingerprint), **values}])
+        self._insert(table, [{"at": utc_now(), **fingerprint, **values}])
 
     def _append_once(self, table: Table, fingerprint: Fingerprint, **values: object) -> None:
         with suppress(IntegrityError):
             self._append(table, fingerprint, **values)
 
-    def _append_turn(
-        self,
-        turn: str,
-        event: str,
-        command: str,
-        workload: str,
-        payload: Mapping[str, object] | None,
-        fingerprint: Fingerprint,
-    ) -> None:
-        self._append(
-            schema.turns,
-            fingerprint,
-            turn=turn,
-            event=event,
-            command=command,
-            workload=workload,
-            payload=payload or {},
-        )
+    def _end_turn(self, turn: str, event: str, payload: Mapping[str, object] | None) -> None:
+        started = self.turn(turn)
+        given = {"command": started.command, "workload": started.workload, "payload": payload or {}}
+        self._append(schema.turns, started.fingerprint, turn=turn, event=event, **given)
 
 
 def _query(
@@ -477,14 +457,6 @@ def _counts(verdict: Payload) -> bool:
     limit_s = verdict.get("trial", {}).get("time_limit_s", WHOLE_S)
     cut_short = verdict["status"] in ("timed_out", "unmeasured") and limit_s < WHOLE_S
     return _target_of(verdict) is None and not cut_short
-
-
-def _stamp(fingerprint: Fingerprint) -> dict[str, str]:
-    return {
-        "at": utc_now(),
-        "device": fingerprint["device"],
-        "software": fingerprint["software"],
-    }
 
 
 def _as_turn(row: Row[tuple[object, ...]]) -> RecordedTurn:

@@ -61,12 +61,14 @@ def make_plan(left_s: float, *, setup_s: float, round_s: float) -> PairPlan | No
 
     `setup_s` is what a launch costs before its first round, `round_s` one round of all arms.
     """
-    for launches, least in LAUNCHES.items():
+    smallest = (LEAST_LAUNCHES, FEWEST_PAIRS / LEAST_LAUNCHES)
+    for launches, least in (*LAUNCHES.items(), smallest):
         rounds = even_rounds(left_s / launches - setup_s, round_s, most=MOST_ROUNDS)
         if rounds >= least:
-            return _plan(launches, rounds)
-    rounds = even_rounds(left_s / LEAST_LAUNCHES - setup_s, round_s, most=MOST_ROUNDS)
-    return _plan(LEAST_LAUNCHES, rounds) if rounds * LEAST_LAUNCHES >= FEWEST_PAIRS else None
+            shares = (math.ceil(launches / 4), math.ceil(launches / 2), launches)
+            looks = sorted({max(look, LEAST_LAUNCHES) for look in shares})
+            return PairPlan(launches=launches, rounds=rounds, looks=tuple(looks))
+    return None
 
 
 def confidence_of(false_rate: float, *, looks: int = 1, among: int = 1) -> float:
@@ -93,12 +95,6 @@ def even_rounds(seconds: float, round_s: float, *, most: int, fewest: int = 0) -
 def batch_iterations(step_s: float) -> int:
     """Return the number of iterations of one sample."""
     return max(1, min(MOST_ITERATIONS, math.ceil(TARGET_BATCH_S / max(step_s, 1e-9))))
-
-
-def _plan(launches: int, rounds: int) -> PairPlan:
-    shares = (math.ceil(launches / 4), math.ceil(launches / 2), launches)
-    looks = sorted({max(look, LEAST_LAUNCHES) for look in shares})
-    return PairPlan(launches=launches, rounds=rounds, looks=tuple(looks))
 
 
 DEFAULT_BUDGET_S = 300.0

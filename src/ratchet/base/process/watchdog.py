@@ -16,7 +16,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 MARK = "RATCHET_STARTED_BY"
 QUIET_SWEEPS, BETWEEN_S = 10, 0.05
@@ -64,13 +64,9 @@ def main() -> None:
     wanted = f"{MARK}={sys.argv[1]}".encode()
     quiet = 0
     while quiet < QUIET_SWEEPS:
-        found = [_kill(pid, wanted) for pid in _others()]
+        found = [_kill(int(name), wanted) for name in os.listdir("/proc") if name.isdigit()]
         quiet = 0 if any(found) else quiet + 1
         time.sleep(BETWEEN_S)
-
-
-def _others() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _kill(pid: int, wanted: bytes) -> bool:

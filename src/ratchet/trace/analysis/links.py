@@ -173,11 +173,16 @@ def _launches(trace: Trace) -> Rows:
     work = trace.rows(*DEVICE_KINDS)
     if not calls.size or not work.size:
         return launch
-    order = np.argsort(trace.correlation[calls], kind="stable")
-    ids = trace.correlation[calls][order]
-    found = np.minimum(np.searchsorted(ids, trace.correlation[work]), ids.size - 1)
-    launch[work] = np.where(ids[found] == trace.correlation[work], calls[order][found], -1)
+    launch[work] = _first_with(trace.correlation[work], calls, trace.correlation[calls])
     return launch
+
+
+def _first_with(wanted: Int64, rows: NDArray[np.integer], ids: Int64) -> Rows:
+    """Return for each wanted id the first of these rows that has it, -1 if none has."""
+    order = np.argsort(ids, kind="stable")
+    known = ids[order]
+    found = np.minimum(np.searchsorted(known, wanted), known.size - 1)
+    return np.where(known[found] == wanted, rows[order][found], -1).astype(np.int64)
 
 
 def _by_external_id(trace: Trace, op: Rows) -> Rows:
@@ -191,11 +196,7 @@ def _by_external_id(trace: Trace, op: Rows) -> Rows:
     ops = trace.ops.row[trace.external[trace.ops.row] > 0]
     if not ops.size or not open_work.size:
         return op
-    order = np.argsort(trace.external[ops], kind="stable")
-    ids = trace.external[ops][order]
-    found = np.minimum(np.searchsorted(ids, trace.external[open_work]), ids.size - 1)
-    fits = ids[found] == trace.external[open_work]
-    op[open_work] = np.where(fits, ops[order][found], -1)
+    op[open_work] = _first_with(trace.external[open_work], ops, trace.external[ops])
     return op
 
 

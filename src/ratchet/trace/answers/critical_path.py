@@ -172,12 +172,8 @@ def critical_path(
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Owners:
-    """The innermost op or call of each thread, from each moment to the next."""
-
-    time: dict[int, Int64]
-    row: dict[int, Int32]
+_Owners = dict[int, tuple[Int64, Int32]]
+"""By thread, moments, and the row of the innermost op or call from each moment to the next."""
 
 
 def _owners(trace: Trace, links: Links, activity: Activity, lanes: Sequence[int]) -> _Owners:
@@ -190,8 +186,7 @@ def _owners(trace: Trace, links: Links, activity: Activity, lanes: Sequence[int]
     inner &= trace.duration[links.chosen] > 0
     inner &= trace.start[links.chosen] < activity.end
     on = trace.lane[links.chosen]
-    time: dict[int, Int64] = {}
-    row: dict[int, Int32] = {}
+    owners: _Owners = {}
     for lane in lanes:
         own = np.flatnonzero(inner & (on == lane))
         rows = links.chosen[own]
@@ -202,9 +197,9 @@ def _owners(trace: Trace, links: Links, activity: Activity, lanes: Sequence[int]
         since = moments - moments.min(initial=2**62)
         short = int(since.max(initial=0)) < 2**55
         order = np.argsort(since * 128 + turn) if short else np.lexsort((turn, since))
-        time[lane] = moments[order]
-        row[lane] = np.concatenate((rows.astype(np.int32), outside[own]))[order]
-    return _Owners(time=time, row=row)
+        owned = np.concatenate((rows.astype(np.int32), outside[own]))
+        owners[lane] = moments[order], owned[order]
+    return owners
 
 
 def binding_edges(graph: Graph, start: int) -> Index:
@@ -269,7 +264,7 @@ def _by_op(path: Path, owners: _Owners) -> Path:
     for lane in np.unique(path["lane"][on_thread]).tolist():
         own = on_thread & (path["lane"] == lane)
         begin, stop = path["start"][own], path["end"][own]
-        moments = owners.time.get(lane, begin[:0])
+        moments, owned = owners.get(lane, (begin[:0], np.zeros(0, dtype=np.int32)))
         first = np.searchsorted(moments, begin, side="right")
         last = np.searchsorted(moments, stop, side="left")
         inner = np.arange((last - first).sum()) + np.repeat(
@@ -279,9 +274,9 @@ def _by_op(path: Path, owners: _Owners) -> Path:
         end = np.sort(np.concatenate((moments[inner], stop)), kind="stable")
         at = np.searchsorted(moments, start, side="right") - 1
         row = (
-            np.where(at >= 0, owners.row[lane][np.maximum(at, 0)], -1)
+            np.where(at >= 0, owned[np.maximum(at, 0)], -1)
             if moments.size
-            else (np.full(start.size, -1))
+            else np.full(start.size, -1)
         )
         keep = start < end
         start, end, row = start[keep], end[keep], row[keep]
@@ -342,10 +337,9 @@ def _gain(trace: Trace, graph: Graph, owners: _Owners, text: int, on_cpu: bool) 
     """Return how much earlier the window would end if an op's own time, or a kernel's, were 0."""
     less = np.zeros(graph.source.size, dtype=np.int64)
     if on_cpu:
-        for lane, moments in owners.time.items():
+        for lane, (moments, owned) in owners.items():
             edges = np.flatnonzero((graph.kind == Edge.THREAD) & (graph.lane[graph.target] == lane))
-            mine = owners.row[lane] >= 0
-            mine &= trace.text[np.maximum(owners.row[lane], 0)] == text
+            mine = (owned >= 0) & (trace.text[np.maximum(owned, 0)] == text)
             held = np.where(mine[:-1], np.diff(moments), 0)
             before = np.concatenate(([0], np.cumsum(held)))
             less[edges] = _until(moments, before, mine, graph.time[graph.target[edges]])

@@ -356,7 +356,11 @@ def _add_device(edges: _Edges, trace: Trace, work: _Work, first: int, launched: 
     begin = first + 2 * np.arange(work.row.size)
     edges.add(begin, begin + 1, Edge.WORK, work.end - work.start)
     known = np.flatnonzero(work.call >= 0)
-    follower, before = _in_stream(work)
+    every = np.arange(work.row.size)
+    # What ended last before on the same stream: the work of a graph may overlap.
+    pairs = [_ended_before(work, every[own], every[own]) for own in work.streams]
+    follower = np.concatenate((every[:0], *(one for one, _ in pairs)))
+    before = np.concatenate((every[:0], *(one for _, one in pairs)))
     gap = work.start[follower] - work.end[before]
     free = np.full(work.row.size, _NEVER, dtype=np.int64)
     free[follower] = work.end[before]
@@ -372,22 +376,17 @@ def _add_device(edges: _Edges, trace: Trace, work: _Work, first: int, launched: 
     late = work.start[known] - np.maximum(free[known], ready[known]) > KERNEL_GAP_NS
     waiter, awaited = _stream_waits(trace, work, known, late)
     edges.add(begin[awaited] + 1, begin[waiter], Edge.STREAM)
-    alone, ended = _without_launch(work)
+    alone, ended = _ended_before(work, every, np.flatnonzero(work.call < 0))
     edges.add(begin[ended] + 1, begin[alone], Edge.STREAM)
 
 
-def _in_stream(work: _Work) -> tuple[Index, Index]:
-    """Return (work, the work that ended last before it on its stream); a graph's may overlap."""
-    follower, before = [], []
-    for own in work.streams:
-        by_end = own.start + np.argsort(work.end[own], kind="stable")
-        at = np.searchsorted(work.end[by_end], work.start[own], side="right") - 1
-        found, mine = by_end[np.maximum(at, 0)], np.arange(own.start, own.stop)
-        keep = (at >= 0) & (found != mine)
-        follower.append(mine[keep])
-        before.append(found[keep])
-    nothing = [np.zeros(0, dtype=np.intp)]
-    return np.concatenate(follower or nothing), np.concatenate(before or nothing)
+def _ended_before(work: _Work, among: Index, waiting: Index) -> tuple[Index, Index]:
+    """Return (work that waits, the work among some that ended last before it), if there is any."""
+    by_end = among[np.argsort(work.end[among], kind="stable")]
+    at = np.searchsorted(work.end[by_end], work.start[waiting], side="right") - 1
+    found = by_end[np.maximum(at, 0)]
+    keep = (at >= 0) & (found != waiting)
+    return waiting[keep], found[keep]
 
 
 def _shortest(times: Int64) -> int:
@@ -424,18 +423,6 @@ def _stream_waits(trace: Trace, work: _Work, known: Index, late: Bool) -> tuple[
     at_once = work.start[waiter] - work.end[awaited] <= KERNEL_GAP_NS
     keep = (awaited >= 0) & (told | at_once)
     return waiter[keep], awaited[keep]
-
-
-def _without_launch(work: _Work) -> tuple[Index, Index]:
-    """Return (work without a launch, the work of any stream that ended last before it)."""
-    alone = np.flatnonzero(work.call < 0)
-    if not alone.size:
-        return alone, alone
-    by_end = np.argsort(work.end, kind="stable")
-    at = np.searchsorted(work.end[by_end], work.start[alone], side="right") - 1
-    found = by_end[np.maximum(at, 0)]
-    keep = (at >= 0) & (found != alone)
-    return alone[keep], found[keep]
 
 
 def _ordered(edges: _Edges, moments: _Moments, work: _Work, activity: Activity) -> Graph:

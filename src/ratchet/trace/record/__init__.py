@@ -64,7 +64,10 @@ def record(
     too few steps, and if the folder already holds traces or cannot be made.
     """
     schedule = schedule or Schedule()
-    _prepare(folder)
+    make_folder(folder, "--out")
+    if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
+        # They would be taken for ranks of this run.
+        raise TraceError(f"{folder} already holds traces: name another folder, or remove them")
     own = dict(os.environ if environment is None else environment)
     own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INJECTED), own.get("PYTHONPATH"))))
     own[FOLDER] = str(folder.resolve())
@@ -83,13 +86,6 @@ def record(
             f"{said} left no trace: step an optimizer more than {steps} times, or lower --wait"
         )
     return tuple(made)
-
-
-def _prepare(folder: Path) -> None:
-    """Make the folder. It must hold no traces: they would be taken for ranks of this run."""
-    make_folder(folder, "--out")
-    if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
-        raise TraceError(f"{folder} already holds traces: name another folder, or remove them")
 
 
 __all__ = ["CommandFailed", "Schedule", "record"]
