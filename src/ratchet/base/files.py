@@ -115,8 +115,7 @@ def check_new_file(path: Path | None, option: str = "--out") -> None:
 def make_folder(path: Path, option: str = "the folder") -> None:
     """Create a folder, and those above it; `option` names it in the error.
 
-    Raises:
-        FileError: it cannot be created, or takes no files.
+    FileError if it cannot be created, or takes no files.
     """
     check_new_folder(path, option)
     with _told(path):
@@ -126,18 +125,13 @@ def make_folder(path: Path, option: str = "the folder") -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: no reader sees half of it.
 
-    Raises:
-        FileError: it cannot be written; what was there before is as it was.
+    FileError if it cannot be written; what was there before is as it was.
     """
     write_all({path: content})
 
 
 def write_all(contents: Mapping[Path, bytes]) -> None:
-    """Write several files that belong together: all of them, or none.
-
-    Raises:
-        FileError: one of them cannot be written.
-    """
+    """Write several files that belong together, or none; FileError if one cannot be written."""
     with contextlib.ExitStack() as stack:
         for path, content in contents.items():
             file = stack.enter_context(whole_file(path))
@@ -149,8 +143,7 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
 def copy_whole(source: Path, path: Path) -> None:
     """Copy a file whole or not at all, with its permissions.
 
-    Raises:
-        FileError: the source cannot be read, or the copy cannot be written.
+    FileError if the source cannot be read, or the copy cannot be written.
     """
     with _told(source), source.open("rb") as content, whole_file(path) as file:
         shutil.copyfileobj(content, file)
@@ -163,9 +156,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Yield an open file that takes the place of `path` once the block ends without an error.
 
     A link is followed, and a device such as /dev/null is written as it is.
-
-    Raises:
-        FileError: it cannot be written; what was there before is as it was.
+    FileError if it cannot be written; what was there before is as it was.
     """
     target = Path(os.path.realpath(path))
     with _told(path):

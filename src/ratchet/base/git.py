@@ -28,8 +28,7 @@ class CommitStamp:
 def git(folder: Path, *words: str) -> str:
     """Return what a git command prints, without the last line's end.
 
-    Raises:
-        RepositoryError: git is missing, or the command failed; in git's own words.
+    RepositoryError, in git's own words, if the command fails or git is missing.
     """
     environment = {name: value for name, value in os.environ.items() if name not in LOCAL}
     try:
@@ -50,11 +49,7 @@ def git(folder: Path, *words: str) -> str:
 
 
 def resolve(folder: Path, revision: str) -> str:
-    """Return the full hash of a commit.
-
-    Raises:
-        RepositoryError: no such commit; a shallow clone may lack it.
-    """
+    """Return the full hash of a commit; RepositoryError without it: a shallow clone may lack it."""
     root = git(folder, "rev-parse", "--show-toplevel")
     try:
         return git(

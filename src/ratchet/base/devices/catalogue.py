@@ -137,7 +137,12 @@ def parse(rows: Iterable[dict[str, str]]) -> Catalogue:
     """Build a catalogue from rows; DeviceError for a row without a source or a duplicate fact."""
     facts: dict[str, dict[str, Fact]] = {}
     for row in rows:
-        fact = _fact(row)
+        if row["evidence"] not in EVIDENCE or not row["source"].strip():
+            raise DeviceError(
+                f"{row['device']} {row['field']} has evidence {row['evidence']!r} and source "
+                f"{row['source']!r}: give a source, and one of {', '.join(EVIDENCE)}"
+            )
+        fact = Fact(**row)  # type: ignore[arg-type]  # the evidence was checked
         own = facts.setdefault(fact.device, {})
         if fact.field in own:
             raise DeviceError(f"{fact.device} {fact.field} appears twice: keep one row")
@@ -145,15 +150,6 @@ def parse(rows: Iterable[dict[str, str]]) -> Catalogue:
     return Catalogue(
         devices={name: CatalogueDevice(name=name, facts=own) for name, own in facts.items()}
     )
-
-
-def _fact(row: dict[str, str]) -> Fact:
-    if row["evidence"] not in EVIDENCE or not row["source"].strip():
-        raise DeviceError(
-            f"{row['device']} {row['field']} has evidence {row['evidence']!r} and source "
-            f"{row['source']!r}: give a source, and one of {', '.join(EVIDENCE)}"
-        )
-    return Fact(**row)  # type: ignore[arg-type]  # the evidence was checked
 
 
 def _words(name: str) -> list[str]:

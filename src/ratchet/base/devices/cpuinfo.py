@@ -56,18 +56,16 @@ def read(path: Path = CPUINFO) -> CpuInfo:
         fields.setdefault(key.strip(), value.strip())
     vendors = {"AuthenticAMD": "AMD", "GenuineIntel": "Intel"}
     vendor = fields.get("vendor_id", "")
+    name = fields.get("model name", "")
+    # Virtual machines call every EPYC the same: only the family and the model tell them apart.
+    family, model, stepping = (fields.get(key, "") for key in ("cpu family", "model", "stepping"))
+    if family:
+        name = f"{name} (family {family}, model {model}, stepping {stepping})"
     return CpuInfo(
         vendor=vendors.get(vendor, vendor),
-        model=_model(fields) or platform.processor() or platform.machine(),
+        model=name or platform.processor() or platform.machine(),
         flags=frozenset((fields.get("flags") or fields.get("Features", "")).split()),
     )
-
-
-def _model(fields: dict[str, str]) -> str:
-    """Return the name with family and model: virtual machines call every EPYC the same."""
-    name = fields.get("model name", "")
-    family, model, stepping = (fields.get(key, "") for key in ("cpu family", "model", "stepping"))
-    return f"{name} (family {family}, model {model}, stepping {stepping})" if family else name
 
 
 def usable_flags(flags: frozenset[str]) -> tuple[str, ...]:

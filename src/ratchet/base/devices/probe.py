@@ -80,19 +80,16 @@ def compiler_version() -> str:
     """Return the first line of the C++ compiler's --version; empty without a compiler."""
     for name in (os.environ.get("RATCHET_CXX"), os.environ.get("CXX"), *COMPILERS):
         path = shutil.which(name) if name else None
-        if path is not None:
-            return _first_line(path)
+        if path is None:
+            continue
+        try:
+            done = subprocess.run(
+                [path, "--version"], capture_output=True, text=True, timeout=20, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            break
+        return done.stdout.partition("\n")[0].strip()
     return ""
-
-
-def _first_line(compiler: str) -> str:
-    try:
-        done = subprocess.run(
-            [compiler, "--version"], capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.partition("\n")[0].strip()
 
 
 def _version(package: str) -> str:

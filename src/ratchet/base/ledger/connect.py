@@ -50,8 +50,7 @@ def default_path() -> Path:
 def resolve(url: str | os.PathLike[str] | None = None) -> URL:
     """Return the database's URL from a URL, a path, `RATCHET_LEDGER` or the default, in this order.
 
-    Raises:
-        LedgerError: the text is not a URL of SQLite or PostgreSQL.
+    LedgerError if the text is not a URL of SQLite or PostgreSQL.
     """
     text = os.fspath(url) if url is not None else ""
     text = text or os.environ.get(ENVIRONMENT, "") or str(default_path())
@@ -197,8 +196,7 @@ def utc_now() -> str:
 def connect(url: URL) -> Engine:
     """Return an engine for a ledger that is intact, has this schema and can be written.
 
-    Raises:
-        LedgerError: locked, read-only, damaged, newer, another program's, or no driver for it.
+    LedgerError if it is locked, read-only, damaged, newer or another program's, or has no driver.
     """
     _make_folder(url)
     engine = _engine(url)

@@ -41,8 +41,7 @@ class Ledger:
     def open(cls, url: str | os.PathLike[str] | None = None) -> Ledger:
         """Open the ledger at a path or URL; the default is `RATCHET_LEDGER`, then the data folder.
 
-        Raises:
-            LedgerError: it is locked, read-only, damaged, of a newer schema or not a ledger.
+        LedgerError if it is locked, read-only, damaged, of a newer schema or not a ledger.
         """
         return cls(connect(resolve(url)))
 
@@ -195,11 +194,7 @@ class Ledger:
         return turn
 
     def finish_turn(self, turn: str, payload: Mapping[str, object] | None = None) -> None:
-        """Append the end of a turn, with its result.
-
-        Raises:
-            LedgerError: no turn of this identity was started.
-        """
+        """Append the end of a turn, with its result; LedgerError if it was never started."""
         self._end_turn(turn, "finished", payload)
 
     @contextmanager
@@ -217,11 +212,7 @@ class Ledger:
             raise
 
     def turn(self, turn: str) -> RecordedTurn:
-        """Return the turn of this identity, as it was started.
-
-        Raises:
-            LedgerError: there is no such turn.
-        """
+        """Return the turn of this identity, as it was started; LedgerError if there is none."""
         table = schema.turns
         rows = self._rows(table, None, table.c.turn == turn, table.c.event == "started")
         if not rows:
@@ -243,11 +234,11 @@ class Ledger:
         return _as_turn(started[-1])
 
     def last_finish(
-        self, workload: str, *, fingerprint: Fingerprint | None = None, command: str = "optimize"
+        self, workload: str, *, fingerprint: Fingerprint | None = None
     ) -> tuple[str, Payload] | None:
         """Return when a workload's newest finished turn ended, and its result; None without one."""
         table = schema.turns
-        of_it = (table.c.workload == workload, table.c.command == command)
+        of_it = (table.c.workload == workload, table.c.command == "optimize")
         rows = self._rows(table, fingerprint, *of_it, table.c.event == "finished")
         return (rows[-1].at, dict(rows[-1].payload or {})) if rows else None
 
@@ -334,13 +325,11 @@ class Ledger:
         columns = {name: payload[name] for name in names}
         self._append(schema.writing_answers, fingerprint, run=run, **columns, payload=payload)
 
-    def writing_runs(
-        self, *, run: str | None = None, problem_hash: str | None = None
-    ) -> Sequence[Row[tuple[object, ...]]]:
-        """Return the events of writing runs in their order: of one run, or of one problem."""
+    def writing_runs(self, *, problem_hash: str | None = None) -> Sequence[Row[tuple[object, ...]]]:
+        """Return the events of writing runs in their order, on one problem if it is given."""
         table = schema.writing_runs
-        asked = ((table.c.run, run), (table.c.problem_hash, problem_hash))
-        return self._rows(table, None, *(column == one for column, one in asked if one is not None))
+        asked = [] if problem_hash is None else [table.c.problem_hash == problem_hash]
+        return self._rows(table, None, *asked)
 
     def writing_answers(
         self, *, run: str | None = None, fingerprint: Fingerprint | None = None

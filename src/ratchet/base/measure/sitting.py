@@ -52,7 +52,7 @@ OF_A_RANGE: Final = 1.349
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartScatter:
-    """How far processes of one way differ, in logarithms of time."""
+    """The scatter of processes of one way, in logarithms of time."""
 
     variance: float
     freedom: float

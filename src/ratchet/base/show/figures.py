@@ -2,8 +2,8 @@
 
 CSS draws bars and intervals, and one SVG path draws each set of points or curves. A page therefore
 needs no script and weighs tens of kilobytes. Every plot of a page is made here: `dots_plot` for
-samples over rounds, `line_plot` for curves over steps, `points_plot` for results over commits or
-time, with a title on each point, intervals, levels and vertical marks.
+samples over rounds, `line_plot` for curves over steps, `points_plot` for results over commits,
+with a title on each point, intervals, levels and vertical marks.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from ratchet.base.show.words import common_unit, show_time
 
@@ -212,11 +211,20 @@ def dots_plot(
     unit = common_unit(times)
     scale = around(times, log=True)
     width = Scale(low=-0.5, high=max(places.values()) + 0.5)
-    own = {arm: [sample for sample in samples if sample.arm == arm] for arm in styles}
+    series = []
+    for arm, (key, title) in styles.items():
+        own = [sample for sample in samples if sample.arm == arm]
+        if not own:
+            continue
+        points = (
+            (width.percent(places[one.launch, one.round]), 100 - scale.percent(one.wall_time_s))
+            for one in own
+        )
+        median_s = statistics.median(sample.wall_time_s for sample in own)
+        note = f"median {show_time(median_s)}, {len(own)} samples"
+        series.append(Series(key=key, title=title, path=dots(points), note=note))
     return Plot(
-        series=tuple(
-            _dots(*styles[arm], timed, places, width, scale) for arm, timed in own.items() if timed
-        ),
+        series=tuple(series),
         x_ticks=tuple(
             Tick(percent=width.percent(statistics.fmean(at)), label=f"launch {launch + 1}")
             for launch, at in launches.items()
@@ -226,26 +234,6 @@ def dots_plot(
         y_title=f"{what}, {unit.name}",
         marks=tuple(Mark(left=width.percent(at[0] - 0.5)) for at in [*launches.values()][1:]),
     )
-
-
-def _dots(
-    key: str,
-    title: str,
-    own: Sequence[ShownSample],
-    places: Mapping[tuple[int, int], int],
-    width: Scale,
-    scale: Scale,
-) -> Series:
-    points = [
-        (
-            width.percent(places[sample.launch, sample.round]),
-            100 - scale.percent(sample.wall_time_s),
-        )
-        for sample in own
-    ]
-    median_s = statistics.median(sample.wall_time_s for sample in own)
-    note = f"median {show_time(median_s)}, {len(own)} samples"
-    return Series(key=key, title=title, path=dots(points), note=note)
 
 
 def dots(points: Iterable[tuple[float, float]]) -> str:
@@ -314,12 +302,11 @@ def points_plot(
     *,
     levels: Sequence[tuple[float, float, float]] = (),
     marks: Iterable[tuple[float, str, str]] = (),
-    times: bool = False,
     x_title: str,
     y_title: str,
     show: Callable[[float], str],
 ) -> Plot:
-    """Plot at least one result with its interval, at an index or a Unix time.
+    """Plot at least one result with its interval, by index.
 
     `levels` are horizontal lines (from, to, value), `marks` vertical ones (place, look, title).
     """
@@ -329,8 +316,6 @@ def points_plot(
     )
     places = [one.at for one in points]
     width = Scale(low=min(places) - 0.5, high=max(places) + 0.5)
-    if times:
-        width = around(places, margin=0.02)
 
     def place(at: float, value: float) -> str:
         return f"{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
@@ -357,40 +342,11 @@ def points_plot(
                 titled=tuple((f"M{place(one.at, one.value)}h.01", one.title) for one in kept),
             ),
         ),
-        x_ticks=time_ticks(width) if times else tuple(one for one in indices if one.label),
+        x_ticks=tuple(one for one in indices if one.label),
         y_ticks=scale.ticks(show, count=5),
         x_title=x_title,
         y_title=y_title,
         marks=tuple(
             Mark(left=width.percent(at), look=look, title=title) for at, look, title in marks
         ),
-    )
-
-
-_SPANS: Final = (
-    *((60 * minutes, "%H:%M") for minutes in (1, 5, 15)),
-    *((3600 * hours, "%m-%d %H:%M") for hours in (1, 3, 6, 12)),
-    *((86400 * days, "%Y-%m-%d") for days in (1, 2, 7, 14)),
-)
-"""Lengths between the ticks of a time axis, in seconds, and how a tick is written."""
-_MONTHS: Final = (1, 2, 3, 6, 12, 24, 60, 120)
-
-
-def time_ticks(scale: Scale, count: int = 6) -> tuple[Tick, ...]:
-    """Return at most `count` round moments of an axis of Unix times, in UTC."""
-    spans = ((span, form) for span, form in _SPANS if (scale.high - scale.low) / span < count)
-    span, form = next(spans, (0, ""))
-    if span:
-        first, last = math.ceil(scale.low / span), math.floor(scale.high / span)
-        moments = [float(span * at) for at in range(first, last + 1)]
-    else:
-        begun, ended = (datetime.fromtimestamp(end, UTC) for end in (scale.low, scale.high))
-        months = range(12 * begun.year + begun.month, 12 * ended.year + ended.month)
-        step = next((one for one in _MONTHS if len(months) < one * count), _MONTHS[-1])
-        form = "%Y" if step >= 12 else "%Y-%m"
-        firsts = (datetime(at // 12, at % 12 + 1, 1, tzinfo=UTC) for at in months if at % step == 0)
-        moments = [one.timestamp() for one in firsts]
-    return tuple(
-        Tick(percent=scale.percent(at), label=f"{datetime.fromtimestamp(at, UTC):{form}}")
-        for at in moments
     )

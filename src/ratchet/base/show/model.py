@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
@@ -189,18 +190,11 @@ def is_on(one: ReportBlock | Column, medium: Medium) -> bool:
     return one.on in ("both", medium)
 
 
-def name(title: str, *given: Any, **more: Any) -> Column:
-    return Column(title, *given, look="name", **more)
-
-
-def number(title: str, *given: Any, **more: Any) -> Column:
-    """Make a column of figures."""
-    return Column(title, *given, look="number", **more)
-
-
-def why(title: str, *given: Any, **more: Any) -> Column:
-    """Make a column of reasons, which may be long."""
-    return Column(title, *given, look="why", **more)
+name = partial(Column, look="name")
+number = partial(Column, look="number")
+"""Makes a column of figures."""
+why = partial(Column, look="why")
+"""Makes a column of reasons, which may be long."""
 
 
 def grid(

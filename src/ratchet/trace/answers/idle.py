@@ -69,18 +69,14 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
     if not trace.on_device or not gaps.start.size:
         return Idle(host_bound=gaps.length, gaps=gaps.start.size, longest=longest)
     end = trace.end
-    loading = np.flatnonzero(
-        trace.named(LOADING)[trace.text]
-        & np.isin(trace.kind, (Kind.ANNOTATION, Kind.PYTHON, Kind.OP))
-    )
-    loaded = union(trace.start[loading], end[loading])
-    waiting = np.flatnonzero(
-        trace.named(SYNCHRONISE)[trace.text] & np.isin(trace.kind, (Kind.RUNTIME, Kind.OP))
-    )
-    waited = union(trace.start[waiting], end[waiting])
-    late = _late(trace, links, gaps)
-    in_loader = gaps & loaded
-    late = late - in_loader
+
+    def spans(pattern: re.Pattern[str], *kinds: Kind) -> Spans:
+        rows = np.flatnonzero(trace.named(pattern)[trace.text] & np.isin(trace.kind, kinds))
+        return union(trace.start[rows], end[rows])
+
+    in_loader = gaps & spans(LOADING, Kind.ANNOTATION, Kind.PYTHON, Kind.OP)
+    waited = spans(SYNCHRONISE, Kind.RUNTIME, Kind.OP)
+    late = _late(trace, links, gaps) - in_loader
     queued = gaps - in_loader - late
     synchronised = late & waited
     data, waits = in_loader.length, synchronised.length

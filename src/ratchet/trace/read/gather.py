@@ -161,12 +161,9 @@ class Gatherer:
     def _mend(self, duration: Int64) -> Int64:
         none = (duration == MISSING) | (duration > _LONGEST)
         negative = (duration < 0) & ~none
-        if none.any():
-            self.faults["an event without a duration was read as 0 ns long"] += int(none.sum())
-        if negative.any():
-            self.faults["an event with a negative duration was read as 0 ns long"] += int(
-                negative.sum()
-            )
+        for what, wrong in (("without a", none), ("with a negative", negative)):
+            if wrong.any():
+                self.faults[f"an event {what} duration was read as 0 ns long"] += int(wrong.sum())
         return np.where(none | negative, 0, duration)
 
     def _lanes(self, events: Sequence[Event | WorkEvent]) -> Int64:

@@ -263,15 +263,16 @@ def _idle(total: int, ranks: Sequence[Report]) -> m.ReportSection | None:
     first, several = ranks[0], len(ranks) > 1
     if not total or not first.on_device:
         return None
+
+    def share(one: Report, cause: str) -> str:
+        return share_of(getattr(one.idle, cause), one.identity.idle)
+
     columns = [m.Column("cause", words.IDLE.__getitem__)]
     for one in ranks:
         whose = f"rank {one.rank}, " if several else ""
-        cause, whole = partial(getattr, one.idle), one.identity.idle
         columns += [
-            m.number(f"{whose}ms", cause, milliseconds),
-            m.number(
-                f"{whose}share", lambda name, of=cause, all_of=whole: share_of(of(name), all_of)
-            ),
+            m.number(f"{whose}ms", partial(getattr, one.idle), milliseconds),
+            m.number(f"{whose}share", partial(share, one)),
         ]
     columns.append(m.Column("which means", words.IDLE_MEANS.__getitem__))
     return m.section(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet.base.show import model as m
@@ -95,12 +96,9 @@ def _time(document: Diff) -> m.ReportSection:
         for side in SIDES
     ]
     columns = (
-        m.Column("ms", lambda part: _part(part)),
-        *(
-            m.number(side, (lambda part, side=side: _of(document, part, side)), milliseconds)
-            for side in SIDES
-        ),
-        m.number("change", lambda part: _of(document, part, "change"), change_ms),
+        m.Column("ms", _part),
+        *(m.number(side, partial(_of, document, side), milliseconds) for side in SIDES),
+        m.number("change", partial(_of, document, "change"), change_ms),
     )
     table = m.ResultTable(
         columns,
@@ -122,7 +120,7 @@ def _part(part: str) -> tuple[m.Span, str] | str:
     return part if part == "window" else (m.Span("", f"key {part}"), words.PARTS[part])
 
 
-def _of(document: Diff, part: str, side: str) -> int:
+def _of(document: Diff, side: str, part: str) -> int:
     found = getattr(document, f"{'window' if part == 'window' else 'parts'}_{side}")
     return int(found if part == "window" else found[part])
 

@@ -290,7 +290,7 @@ def _shape_words(entries: Sequence[Json]) -> Iterator[str]:
             yield f"[{', '.join(str(extent) for extent in entry)}]" if whole else str(entry)
 
 
-def last_modules(path: str, depth: int = 2) -> str:
-    """Return the innermost modules of a path."""
+def last_modules(path: str) -> str:
+    """Return the two innermost modules of a path."""
     names = path.split(" > ")
-    return " > ".join(names[-depth:]) if len(names) <= depth else f"… {' > '.join(names[-depth:])}"
+    return " > ".join(names) if len(names) <= 2 else f"… {' > '.join(names[-2:])}"
