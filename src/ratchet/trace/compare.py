@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from ratchet.base import files
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis import PARTS, Analysis, analyse
-from ratchet.trace.answers.kernels import device_rows, module_paths, own_cpu_time
+from ratchet.trace.answers.kernels import module_paths, work_of
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.roofline import Rooflines
 from ratchet.trace.ranks import Ranks, each_rank, read_ranks, report_file
 from ratchet.trace.read import read
-from ratchet.trace.read.columns import Kind, Trace
+from ratchet.trace.read.columns import Trace
 
 State = Literal["slower", "faster", "same", "new", "gone"]
 _NUMBER = re.compile(r"_\d+(?= > |$)")
@@ -242,14 +240,8 @@ def compare(before: Side, after: Side) -> Diff:
 def _work(side: Analysis) -> dict[Key, Work]:
     """Return kernels by (module, op); on a CPU-only trace, CPU ops."""
     trace, links = side.trace, side.links
-    if trace.on_device:
-        rows = device_rows(trace, links)
-        op = links.op[rows]
-        time = trace.duration[rows]
-    else:
-        rows = op = trace.rows(Kind.OP)
-        time = own_cpu_time(trace, links)[rows]
-    module = module_paths(trace, links, np.asarray(op, dtype=np.int64))
+    rows, op, time = work_of(trace, links)
+    module = module_paths(trace, links, op)
     work: dict[Key, Work] = defaultdict(dict)
     for row, own, path, duration in zip(
         rows.tolist(), op.tolist(), module, time.tolist(), strict=True

@@ -78,9 +78,20 @@ def merge(folder: Path, out: Path) -> Merged:
     if out.resolve().parent == folder.resolve():
         raise TraceError(f"--out {out} would be taken for a rank of {folder}: choose another")
     faults: list[str] = []
-    sources = [
-        _source(rank, path, trace, faults) for rank, path, trace in each_rank(folder, faults)
-    ]
+    sources = []
+    for rank, path, trace in each_rank(folder, faults):
+        faults += [f"{path.name}: {fault}" for fault in trace.faults]
+        window = analyse(trace).activity
+        sources.append(
+            _Source(
+                rank=rank,
+                path=path,
+                start=window.start,
+                end=window.end,
+                base=trace.epoch,
+                device=trace.device_name,
+            )
+        )
     shifts, aligned = _shifts(sources)
     with whole_file(out) as whole, _packed(whole, packed=out.suffix == ".gz") as file:
         written = _write(file, sources, shifts, faults.append)
@@ -92,19 +103,6 @@ def merge(folder: Path, out: Path) -> Merged:
         ),
         aligned=aligned,
         faults=tuple(dict.fromkeys(faults)),
-    )
-
-
-def _source(rank: int, path: Path, trace: Trace, faults: list[str]) -> _Source:
-    faults += [f"{path.name}: {fault}" for fault in trace.faults]
-    window = analyse(trace).activity
-    return _Source(
-        rank=rank,
-        path=path,
-        start=window.start,
-        end=window.end,
-        base=trace.epoch,
-        device=trace.device_name,
     )
 
 

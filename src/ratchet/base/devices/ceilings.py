@@ -108,7 +108,11 @@ def measure(
     found = _measured(device)
     newest = _read(path, device) if known is not None else None  # another process may have written
     ceilings = found if newest is None else newest.best_with(found)
-    _write(path, ceilings)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, encoded(ceilings, indent=1))
+    except OSError as error:
+        LOG.warning("measured ceilings are not kept: %s", error)
     return ceilings
 
 
@@ -165,14 +169,6 @@ def _is_due(path: Path, known: Ceilings) -> bool:
         return time.time() - path.stat().st_mtime > APART_S
     except OSError:
         return False
-
-
-def _write(path: Path, ceilings: Ceilings) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, encoded(ceilings, indent=1))
-    except OSError as error:
-        LOG.warning("measured ceilings are not kept: %s", error)
 
 
 # Williams, Waterman and Patterson, "Roofline: an insightful visual performance model for multicore

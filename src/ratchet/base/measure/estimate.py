@@ -207,11 +207,12 @@ def interval(
 
 def _variances(launches: Sequence[FloatArray], resamples: int, seed: int) -> tuple[float, float]:
     """Return the median's variance in two parts: between launches, and between pairs in each."""
-    within = _variance(bootstrap_medians(launches, resamples, seed, resample_launches=False))
+    medians = bootstrap_medians(launches, resamples, seed, resample_launches=False)
+    within = float(np.var(medians, ddof=1))
     count = len(launches)
     if count == 1:
         return 0.0, within
-    both = _variance(bootstrap_medians(launches, resamples, seed))
+    both = float(np.var(bootstrap_medians(launches, resamples, seed), ddof=1))
     # A bootstrap of n launches underestimates their variance by (n - 1) / n.
     return max(both - within, 0.0) * count / (count - 1), within
 
@@ -234,10 +235,6 @@ def _degrees_of_freedom(between: float, within: float, counts: Sequence[int]) ->
 def finite_exp(value: float) -> float:
     """Return exp, kept finite and above 0: the interval of two launches can be absurdly wide."""
     return math.exp(min(max(value, -700.0), 700.0))
-
-
-def _variance(values: FloatArray) -> float:
-    return float(np.var(values, ddof=1))
 
 
 def bootstrap_medians(

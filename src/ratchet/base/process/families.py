@@ -15,7 +15,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
@@ -186,7 +186,8 @@ def stop(
             return list(found)  # none was born between the listing and the last one's standing
         if time.monotonic() > deadline:
             return None
-        waiting = {pid for pid in running if _waits(pid)}
+        # In state D no signal but SIGKILL reaches a thread: it waits for a vfork's child, say.
+        waiting = {pid for pid in running if "D" in thread_states(pid)}
         awaited = [pid for pid, state in found.items() if state.parent in waiting]
         _signal_each([pid for pid in running if pid not in awaited], signal.SIGSTOP)
         if awaited and time.monotonic() > deadline - settle_s + EXEC_S:  # no mere wait for a disk
@@ -249,11 +250,6 @@ def has_worked(since: Work) -> bool:
 def _stands(pid: int) -> bool:
     """True if no thread of a process runs: the first may stand while another is on a core."""
     return all(state in STANDING for state in thread_states(pid))
-
-
-def _waits(pid: int) -> bool:
-    """True if a thread waits where no signal but SIGKILL reaches it: for a vfork's child, say."""
-    return "D" in thread_states(pid)
 
 
 def thread_ids(pid: int) -> Iterator[int]:
@@ -337,12 +333,7 @@ def end_below(root: int, *, enclosed: bool = True) -> None:
         _signal_each(members, signal.SIGSTOP)
         if set(_below(root, enclosed)) <= set(members):
             break
-    for _ in range(SWEEPS):
-        members = _below(root, enclosed)
-        if not members:
-            return
-        _signal_each(members, signal.SIGKILL)
-        time.sleep(0.002)
+    _kill_all(lambda: _below(root, enclosed))
 
 
 def _below(root: int, enclosed: bool) -> list[int]:
@@ -351,8 +342,13 @@ def _below(root: int, enclosed: bool) -> list[int]:
 
 def end_user(uid: int) -> None:
     """SIGKILL every process of a user: for a uid that nothing else has."""
+    _kill_all(lambda: of_user(uid))
+
+
+def _kill_all(living: Callable[[], Sequence[int]]) -> None:
+    """SIGKILL all that still live, sweep after sweep until none does."""
     for _ in range(SWEEPS):
-        members = of_user(uid)
+        members = living()
         if not members:
             return
         _signal_each(members, signal.SIGKILL)

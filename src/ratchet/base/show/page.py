@@ -27,7 +27,9 @@ def render_page(report: ResultReport) -> str:
     sorts and filters tables, by its hash.
     """
     page = _environment().get_template("base.html")
-    return page.render(report=report, state=PageState(), script=_script(), **report.extras)
+    text, digest = _hashed("ratchet.base.show", "templates/tables.js")
+    script = {"text": text, "hash": digest}
+    return page.render(report=report, state=PageState(), script=script, **report.extras)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -114,13 +116,6 @@ def _environment() -> Environment:
     return environment
 
 
-@cache
-def _script() -> dict[str, Markup | str]:
-    """Return the script of tables that sort, and its hash for the policy."""
-    text, digest = _hashed("ratchet.base.show", "templates/tables.js")
-    return {"text": text, "hash": digest}
-
-
 def own_script(package: str, name: str) -> dict[str, object]:
     """Return the extras of a page with a script of its own: the script, and what allows it."""
     text, digest = _hashed(package, name)
@@ -130,6 +125,7 @@ def own_script(package: str, name: str) -> dict[str, object]:
     }
 
 
+@cache
 def _hashed(package: str, name: str) -> tuple[Markup, str]:
     """Return a script, and its hash for the policy (CSP 2, script-src)."""
     text = resources.files(package).joinpath(name).read_text("utf-8")

@@ -190,7 +190,8 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
     calls = np.array(sorted(parents), dtype=np.int64)
     if not calls.size:
         return ()
-    op, worked = _module_work(trace, links)
+    _, op, worked = work_of(trace, links)
+    op, worked = op[op >= 0], worked[op >= 0]
     home = links.module[op]
     part = np.where(links.recompute[op], 2, np.where(links.backward[op], 1, 0))
     sums: dict[str, list[int]] = {}
@@ -215,14 +216,15 @@ def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
     return tuple(sorted(table, key=lambda row: -row.total))
 
 
-def _module_work(trace: Trace, links: Links) -> tuple[NDArray[np.int64], Int64]:
-    """Return (op row, ns) of each piece of work; on a CPU-only trace, the ops' own time."""
+def work_of(
+    trace: Trace, links: Links
+) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.int64]]:
+    """Return (row, op, ns) of all device work; on a CPU-only trace, of the ops' own time."""
     if not trace.on_device:
-        ops_ = trace.rows(Kind.OP)
-        return ops_, own_cpu_time(trace, links)[ops_]
+        rows = trace.rows(Kind.OP)
+        return rows, rows.astype(np.int64), own_cpu_time(trace, links)[rows]
     rows = device_rows(trace, links)
-    rows = rows[links.op[rows] >= 0]
-    return links.op[rows], trace.duration[rows]
+    return rows, links.op[rows], trace.duration[rows]
 
 
 def _rooted(paths: dict[int, str]) -> dict[int, str]:
