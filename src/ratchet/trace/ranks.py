@@ -234,11 +234,19 @@ def across(reports: dict[int, Report]) -> Ranks:
             pairs.setdefault(key[:2], []).extend(
                 paired(of_key, on_host=key[2].startswith(_ON_HOST))
             )
-    shared = [
-        _shared(operation, group, index, of)
-        for (operation, group), found in pairs.items()
-        for index, of in enumerate(sorted(found, key=lambda of: max(r.start for r in of.values())))
-    ]
+    shared = []
+    for (operation, group), found in pairs.items():
+        found.sort(key=lambda of: max(run.start for run in of.values()))
+        for index, of in enumerate(found):
+            wire = min(run.duration for run in of.values())
+            waits = {rank: run.duration - wire for rank, run in sorted(of.items())}
+            late = min(waits, key=lambda rank: (waits[rank], rank))
+            shared.append(
+                SharedCollective(
+                    operation=operation, group=group, index=index, wire=wire, waiting=waits,
+                    late=late,
+                )
+            )  # fmt: skip
     waiting = {rank: sum(c.waiting[rank] for c in shared) for rank in sorted(reports)}
     compute = [one.identity.compute for one in reports.values()]
     mean = sum(compute) / len(compute) if compute else 0
@@ -251,15 +259,6 @@ def across(reports: dict[int, Report]) -> Ranks:
         unmatched=known - len(shared),
         skew=(max(compute) - min(compute)) / mean if mean else 0.0,
     )
-
-
-def _shared(operation: str, group: str, index: int, runs: dict[int, Run]) -> SharedCollective:
-    wire = min(run.duration for run in runs.values())
-    waiting = {rank: run.duration - wire for rank, run in sorted(runs.items())}
-    return SharedCollective(
-        operation=operation, group=group, index=index, wire=wire, waiting=waiting,
-        late=min(waiting, key=lambda rank: (waiting[rank], rank)),
-    )  # fmt: skip
 
 
 def _straggler(shared: Sequence[SharedCollective], windows: Sequence[int]) -> int | None:

@@ -107,7 +107,14 @@ class ExchangeBook:
             .order_by(table.c.turn, table.c.sample, table.c.attempt, table.c.id)
         )
         with explained(self._engine.url), self._engine.connect() as connection:
-            return [_exchange(row) for row in connection.execute(query)]
+            found = []
+            for row in connection.execute(query):
+                values = {name: row._mapping[name] for name in Exchange.__dataclass_fields__}
+                values["messages"] = tuple(Message(**one) for one in row.messages)
+                values["parents"] = tuple(row.parents)
+                values["usage"] = Usage(**row.usage)
+                found.append(Exchange(**values))
+            return found
 
     def to_replay(self, run: str) -> list[Exchange]:
         """Return a run's exchanges; a `LedgerError` if it has none."""
@@ -126,15 +133,6 @@ class ExchangeBook:
         query = select(table.c.run).group_by(table.c.run).order_by(func.max(table.c.id).desc())
         with explained(self._engine.url), self._engine.connect() as connection:
             return [str(row.run) for row in connection.execute(query)]
-
-
-def _exchange(row: Row[tuple[object, ...]]) -> Exchange:
-    names = Exchange.__dataclass_fields__
-    values = {name: row._mapping[name] for name in names}
-    values["messages"] = tuple(Message(**one) for one in row.messages)
-    values["parents"] = tuple(row.parents)
-    values["usage"] = Usage(**row.usage)
-    return Exchange(**values)
 
 
 Better = Literal["lower", "higher"]

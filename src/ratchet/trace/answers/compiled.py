@@ -56,7 +56,11 @@ def compiled(trace: Trace, links: Links) -> Compiled | None:
         elif graph := GRAPH.match(text):
             graphs.add(graph[1])
     compiling = trace.named(COMPILE)[trace.text]
-    notes = _notes(trace)
+    try:
+        said = json.loads(trace.metadata.get(NOTES_KEY, "{}"))
+    except (ValueError, RecursionError):
+        said = None
+    notes: dict[str, dict[str, int]] = said if isinstance(said, dict) else {}
     if not (regions or graphs or compiling.any() or notes):
         return None
     breaks, recompiles = notes.get("graph_break", {}), notes.get("recompile", {})
@@ -70,14 +74,6 @@ def compiled(trace: Trace, links: Links) -> Compiled | None:
         break_reasons=breaks,
         recompile_reasons=recompiles,
     )
-
-
-def _notes(trace: Trace) -> dict[str, dict[str, int]]:
-    try:
-        value = json.loads(trace.metadata.get(NOTES_KEY, "{}"))
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

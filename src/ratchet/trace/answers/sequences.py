@@ -171,7 +171,7 @@ def sequences(trace: Trace, links: Links, communication: Bool) -> tuple[Sequence
         *_most(_under_ops(trace, links), ROWS),
         # Each stream's runs that take most time; no work is in two of them.
         *_most((run for one in lines for run in _cover(one, _candidates(trace, one))), ROWS),
-        *_most(_between(trace, lines), 4 * ROWS),
+        *_most((run for one in lines for run in _between(trace, one)), 4 * ROWS),
     ]
     found = _rows(trace, links, runs)
     between = [row for row in found if row.under == "between products"]
@@ -384,13 +384,10 @@ def _cover(line: _Line, candidates: list[tuple[int, Index, int]]) -> list[_Occur
     return runs
 
 
-def _between(trace: Trace, lines: list[_Line]) -> list[_Occurrences]:
+def _between(trace: Trace, line: _Line) -> list[_Occurrences]:
     """Find the whole runs between two products, copies or collectives."""
-    runs = []
-    for line in lines:
-        breaks = line.stops | line.products
-        edge = np.diff(np.concatenate(([True], breaks, [True])).astype(np.int8))
-        begin, end = np.flatnonzero(edge == -1), np.flatnonzero(edge == 1)
-        keep = end - begin >= SHORTEST
-        runs += _equal(trace, "between products", line, begin[keep], end[keep])
-    return runs
+    breaks = line.stops | line.products
+    edge = np.diff(np.concatenate(([True], breaks, [True])).astype(np.int8))
+    begin, end = np.flatnonzero(edge == -1), np.flatnonzero(edge == 1)
+    keep = end - begin >= SHORTEST
+    return _equal(trace, "between products", line, begin[keep], end[keep])
