@@ -324,7 +324,10 @@ class Gatherer:
                 columns[name] = part.join(order)
         columns["ops"] = Ops(**_placed(self.op, place))
         columns["collectives"] = Collectives(**_placed(self.collective, place))
-        columns["memory"] = MemoryEvents(**_timed(self.memory))
+        time = self.memory["time"].join()
+        memory = _sorted(self.memory, "time", time, np.argsort(time, kind="stable"))
+        memory["on_device"] = memory["on_device"].astype(bool)
+        columns["memory"] = MemoryEvents(**memory)
         columns["strings"] = [key if isinstance(key, str) else str(key) for key in self.strings]
         columns["lanes"] = [(str(process), str(thread)) for process, thread in self.lanes]
         columns["faults"] = tuple(Fault(what=w, count=n) for w, n in self.faults.items())
@@ -352,25 +355,17 @@ def _placed(parts: dict[str, Parts], place: NDArray[np.int32]) -> dict[str, NDAr
     row = place[parts["row"].join()]
     order = np.argsort(row, kind="stable")
     order = order[row[order] >= 0]
-    columns = {"row": row[order]}
-    for name, part in parts.items():
-        if name != "row":
-            columns[name] = part.join(order)
     return {
         name: values.astype(np.int32) if name in ("row", *_STRINGS) else values
-        for name, values in columns.items()
+        for name, values in _sorted(parts, "row", row, order).items()
     }
 
 
 _STRINGS = ("text", "dims", "types", "concrete", "name", "dtype", "group")
 
 
-def _timed(parts: dict[str, Parts]) -> dict[str, NDArray[Any]]:
-    time = parts["time"].join()
-    order = np.argsort(time, kind="stable")
-    columns = {"time": time[order]}
-    for name, part in parts.items():
-        if name != "time":
-            values = part.join(order)
-            columns[name] = values.astype(bool) if name == "on_device" else values
-    return columns
+def _sorted(
+    parts: dict[str, Parts], key: str, keys: NDArray[Any], order: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """Join the columns in this order; that of the key is given, as it was joined already."""
+    return {name: keys[order] if name == key else part.join(order) for name, part in parts.items()}
