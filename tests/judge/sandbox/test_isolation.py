@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.judge.sandbox import bubblewrap, isolation
-from ratchet.judge.sandbox.view import CPP_WORKER
+from ratchet.judge.sandbox.view import CPP_WORKER, package_files
 
 WORKS = bubblewrap.program() is not None
 needs_namespaces = pytest.mark.skipif(not WORKS, reason="bubblewrap does not work on this machine")
@@ -33,6 +33,12 @@ def put(folder: Path, text: str | bytes) -> Path:
     program.write_bytes(text if isinstance(text, bytes) else text.encode())
     program.chmod(0o755)
     return program
+
+
+def test_what_the_try_of_bubblewrap_reads_lies_in_its_sandbox() -> None:
+    """Otherwise bubblewrap counts as broken everywhere, and nobody is told."""
+    held = {f"{bubblewrap.CODE_FOLDER}/{place}" for _, place in package_files(CPP_WORKER)}
+    assert bubblewrap.HEADER in held
 
 
 def system_has(monkeypatch: pytest.MonkeyPatch, program: Path) -> None:
