@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ratchet.guard.history.change_points import ChangePointFinder, change_points
+from ratchet.guard.history.segments import ChangePointFinder, change_points
 
 LENGTH, STEP, MARGIN = 200, 1.5, 5
 MOST_SERIES = {"PELT": 25}

@@ -9,8 +9,7 @@ from noisy_repository import make_repository
 
 from ratchet.base import git
 from ratchet.base.ledger import Fingerprint
-from ratchet.train.turn.bench import _observed
-from ratchet.train.workloads.bench import BenchResult
+from ratchet.train.turn.bench import observed
 
 
 def test_a_stamp_names_the_commit_and_says_if_files_changed(tmp_path: Path) -> None:
@@ -25,28 +24,15 @@ def test_a_stamp_names_the_commit_and_says_if_files_changed(tmp_path: Path) -> N
     assert run_git(tmp_path / "r", "status", "--porcelain")
 
 
-def test_a_bench_result_is_three_observations() -> None:
-    result = BenchResult(
-        workload="llama-8m",
-        device="cpu",
-        precision="fp32",
-        compile_mode=None,
-        steps=3,
-        parameters=1,
-        step_time_s=0.5,
-        low_s=0.4,
-        high_s=0.6,
-        first_step_s=3.0,
-        tokens_per_s=1.0,
-        unit="tokens",
-        flops_per_step=1,
-        mfu=0.0,
-        peak_memory_bytes=1000,
-        loss=None,
-    )
+def test_a_bench_s_figures_are_observations_of_its_commit() -> None:
+    figures = [
+        ("step_time_s", "s", 0.5, 0.4, 0.6),
+        ("first_step_s", "s", 3.0, None, None),
+        ("peak_memory_bytes", "B", 1000, None, None),
+    ]
     stamp = git.CommitStamp(revision="abc", committed_at="2026-01-01T00:00:00+00:00")
     here = Fingerprint(device="d", software="s")
-    found = _observed("llama-8m", result, stamp, here)
+    found = observed("llama-8m (cpu, fp32)", figures, stamp, here)
     assert [(one.metric, one.value, one.low) for one in found] == [
         ("step_time_s", 0.5, 0.4),
         ("first_step_s", 3.0, None),

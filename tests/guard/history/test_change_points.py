@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratchet.guard.history import analyse_one, gather
-from ratchet.guard.history.change_points import (
+from ratchet.guard.history.segments import (
     ChangePointFinder,
     change_points,
     correlation,
@@ -72,7 +72,7 @@ def test_appending_tests_the_tail_alone(monkeypatch: pytest.MonkeyPatch) -> None
     finder.append(np.random.default_rng(0).standard_normal(50_000))
     finder.points()
     tested = []
-    from ratchet.guard.history import change_points as module
+    from ratchet.guard.history import segments as module
 
     original = module.best_splits
     monkeypatch.setattr(

@@ -21,7 +21,7 @@ from ratchet.base.errors import RecipeError
 from ratchet.judge.kernels import registry
 from ratchet.train.recipe import fits, signature_of, with_config
 from ratchet.train.recipe.compiled_step import CompiledStep
-from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn.compose import make_recipe
 from ratchet.train.turn.settings import Settings
 from ratchet.train.workloads import load

@@ -140,7 +140,8 @@ def test_a_trainer_that_trains_again_installs_once_and_in_a_new_model_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(apply, "install", lambda *given, **_: asked.append(given))
+    hooks = apply._Hooks
+    monkeypatch.setattr(hooks, "_install", lambda _, *given: asked.append(given))
     callback = pickle.loads(pickle.dumps(ratchet.trainer_callback(recipe=recipe())))
     arguments = SimpleNamespace(torch_compile=False)
     trained = [("first", "one"), ("first", "one"), ("second", "one"), ("second", "two")]

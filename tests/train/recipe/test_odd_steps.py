@@ -15,7 +15,7 @@ from ratchet.base.errors import WorkloadError
 from ratchet.judge.steps.numerics import judge_gradients
 from ratchet.train.recipe import signature_of
 from ratchet.train.recipe.compiled_step import CompiledStep
-from ratchet.train.recipe.describe import StepFacts, describe_workload
+from ratchet.train.recipe.facts import StepFacts, describe_workload
 from ratchet.train.turn.arm import StepArm, make_arm
 from ratchet.train.turn.bench import BenchArm
 from ratchet.train.workloads import StepConfig, TrainingStep, check

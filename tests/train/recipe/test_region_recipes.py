@@ -25,7 +25,7 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel
 from ratchet.train.graph.regions import check_region_problem, region_name
 from ratchet.train.recipe import Recipe, with_config
-from ratchet.train.recipe.describe import ArmFacts
+from ratchet.train.recipe.facts import ArmFacts
 from ratchet.train.recipe.installed import ReadyKernels, RegionKernel, ready_kernels
 from ratchet.train.turn import prove_kernels, search
 from ratchet.train.turn.prove_kernels import (

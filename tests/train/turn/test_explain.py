@@ -12,7 +12,7 @@ from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.probe import probe
 from ratchet.trace.advice import FINDINGS
 from ratchet.train.levers import all_levers
-from ratchet.train.recipe.describe import record_steps
+from ratchet.train.recipe.facts import record_steps
 from ratchet.train.turn.explain import categorise, explain
 from ratchet.train.turn.optimize_result import StepProfile
 

@@ -17,7 +17,7 @@ from ratchet.base.show.model import grid
 from ratchet.base.show.terminal import FittedTable, make_console, print_report
 from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers.base import Lever
-from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn.comparisons import TurnProgress
 from ratchet.train.turn.dry_run import DryRun, TargetKernel, TargetSite
 from ratchet.train.turn.optimize_result import Change

@@ -16,7 +16,7 @@ from ratchet.base.measure.contest import batch_iterations
 from ratchet.base.measure.metrics import BASELINE, CPU_TIME, NEW, PEAK_MEMORY, TIME, TWIN, Readings
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.arms import ArmLaunches, ArmSpec
-from ratchet.train.recipe.describe import ArmFacts
+from ratchet.train.recipe.facts import ArmFacts
 from ratchet.train.turn.arm import StepArm
 from ratchet.train.workloads.names import LoadOptions
 
@@ -68,7 +68,7 @@ class ComparedStep(StepArm):
 
     def profile(self, path: str, steps: int = 3) -> dict[str, object]:
         """Write a Chrome trace of some steps to `path` (JSON)."""
-        from ratchet.train.recipe.describe import record_steps
+        from ratchet.train.recipe.facts import record_steps
 
         device = self._workload.device
         return record_steps(self._step, self._batches, steps, device, Path(path), modules=True)

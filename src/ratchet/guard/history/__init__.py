@@ -14,8 +14,8 @@ import numpy as np
 from ratchet.base.errors import HistoryError
 from ratchet.base.ledger.books import Better, Observation
 from ratchet.base.measure import FloatArray
-from ratchet.guard.history.change_points import LEAST_SEGMENT, ChangePoint, change_points, step_at
 from ratchet.guard.history.csv_file import series_of
+from ratchet.guard.history.segments import LEAST_SEGMENT, ChangePoint, change_points, step_at
 
 # Series of results over commits, and what moved each: code, or its environment.
 

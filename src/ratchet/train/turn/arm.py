@@ -134,7 +134,7 @@ class StepArm:
 
         Only valid in an arm that runs the step as written; other arms have changed the model.
         """
-        from ratchet.train.recipe.describe import describe_workload
+        from ratchet.train.recipe.facts import describe_workload
 
         facts = describe_workload(self._step, self._batches[0])
         return {**document_of(facts), "warnings": self._warnings}
@@ -236,7 +236,7 @@ class StepArm:
 
     def profile(self, path: str, steps: int = 2) -> dict[str, object]:
         """Write a Chrome trace of `steps` steps to `path`, with a mark around each step (JSON)."""
-        from ratchet.train.recipe.describe import record_steps
+        from ratchet.train.recipe.facts import record_steps
 
         return record_steps(self._step, self._batches, steps, self._workload.device, Path(path))
 
@@ -376,7 +376,7 @@ class ShapesArm:
 
         Its peak memory is a lower bound: weights, gradients, moments, and what forward keeps.
         """
-        from ratchet.train.recipe.describe import describe_workload
+        from ratchet.train.recipe.facts import describe_workload
         from ratchet.train.workloads.device import state_bytes
         from ratchet.train.workloads.fake import saved_bytes
         from ratchet.train.workloads.step import TrainingStep

@@ -15,7 +15,7 @@ from ratchet.base.devices.probe import Device
 from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.train.recipe import Candidate, with_config
-from ratchet.train.recipe.describe import ArmFacts, StepFacts
+from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn.arm import FACTORY, PROBE_FACTORY
 from ratchet.train.turn.schedule import WARMUP_STEPS, Costs, TurnSchedule, crowding, together_s
 from ratchet.train.turn.settings import Settings

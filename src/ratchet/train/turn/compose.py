@@ -19,7 +19,7 @@ from ratchet.base.files import write_whole
 from ratchet.base.measure import Ratio
 from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe import Candidate, ModelSignature, Recipe
-from ratchet.train.recipe.describe import ArmFacts, StepFacts
+from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import ChosenRecipe, Found, roles
 from ratchet.train.turn.optimize_result import (

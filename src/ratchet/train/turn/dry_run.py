@@ -27,7 +27,7 @@ from ratchet.train.graph.capture import kernels_of, shapes_of_each
 from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers import PREFIX, Lever, Situation
 from ratchet.train.recipe import Candidate, with_config
-from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn.arm import SHAPES_FACTORY as FACTORY
 from ratchet.train.turn.loop import describe, opened, situation_of
 from ratchet.train.turn.optimize_result import Change

@@ -25,7 +25,7 @@ from ratchet.judge.steps.arms import ArmProcess
 from ratchet.train.levers import Lever, Situation, all_levers, kernel_levers
 from ratchet.train.levers.operators import COMPILE_MAX_AUTOTUNE
 from ratchet.train.recipe import Candidate
-from ratchet.train.recipe.describe import ArmFacts, StepFacts
+from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn import schedule
 from ratchet.train.turn.explain import OVERHEAD, explain
 from ratchet.train.turn.optimize_result import (

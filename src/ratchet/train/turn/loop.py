@@ -24,7 +24,7 @@ from ratchet.judge.trial.kernel_trial import why_no_kernels
 from ratchet.train.levers import Situation
 from ratchet.train.levers.base import why_bf16_is_slow
 from ratchet.train.recipe import Recipe, with_config
-from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn.choice import choose
 from ratchet.train.turn.compose import compose, make_folder, make_recipe, versions
 from ratchet.train.turn.headroom import StepProfiles

@@ -17,7 +17,7 @@ from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.judge.steps.arms import time_arms
 from ratchet.train.recipe import Candidate
-from ratchet.train.recipe.describe import ArmFacts
+from ratchet.train.recipe.facts import ArmFacts
 from ratchet.train.turn.schedule import MARGIN, PROOF, WARMUP_STEPS, together_s
 from ratchet.train.turn.state import Turn
 

@@ -22,7 +22,7 @@ from ratchet.train.graph.capture import CapturedSite, problems_for
 from ratchet.train.graph.regions import REGION, region_name
 from ratchet.train.levers import Lever, region_lever
 from ratchet.train.recipe import Candidate
-from ratchet.train.recipe.describe import ArmFacts
+from ratchet.train.recipe.facts import ArmFacts
 from ratchet.train.recipe.installed import AnyKernel, InstalledKernel, RegionKernel
 from ratchet.train.turn.headroom import SMALL_REGION_SHARE
 from ratchet.train.turn.optimize_result import KernelVerdict

@@ -20,7 +20,7 @@ from ratchet.judge.revision import revision
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import judge_gradients, judge_losses
 from ratchet.train.recipe import Candidate
-from ratchet.train.recipe.describe import ArmFacts
+from ratchet.train.recipe.facts import ArmFacts
 from ratchet.train.recipe.installed import RegionKernel
 from ratchet.train.turn import schedule
 from ratchet.train.turn.arm import SHRUNK_FACTORY

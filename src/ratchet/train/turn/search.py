@@ -15,7 +15,7 @@ from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting
 from ratchet.train.levers import LEVERS, PREFIX, Lever, Situation, find_lever, kernel_levers
 from ratchet.train.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.train.recipe import Candidate, with_config
-from ratchet.train.recipe.describe import StepFacts
+from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import Found, after_a_rival, beats_written, before_a_rival, roles
 from ratchet.train.turn.headroom import LargerBatches, StepProfiles, Worth
