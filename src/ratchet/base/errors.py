@@ -44,8 +44,7 @@ _LOST: Final = re.compile(
     re.IGNORECASE,
 )
 """Words of CUDA's and HIP's errors that blame the device, not what ran on it."""
-_LOST_WORDS: Final = 120
-"""Characters of such an error that are shown."""
+_LOST_WORDS: Final = 120  # Characters of such an error that are shown
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 OF_THE_WORLD = (
@@ -57,8 +56,7 @@ OF_THE_WORLD = (
 """Codes of an OSError that tell about files, disks and permissions, not about a fault of ours."""
 
 
-LONGEST_LINE = 240
-"""Most characters taken of an exception that is not ours."""
+LONGEST_LINE = 240  # Most characters taken of an exception that is not ours
 
 
 class RatchetError(Exception):

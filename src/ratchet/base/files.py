@@ -20,8 +20,7 @@ from typing import BinaryIO
 
 from ratchet.base.errors import FileError
 
-SQLITE = b"SQLite format 3\0"
-"""The first bytes of a database's file."""
+SQLITE = b"SQLite format 3\0"  # The first bytes of a database's file
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",

@@ -31,8 +31,7 @@ LOG = logging.getLogger(__name__)
 
 TEXT_LIMIT_BYTES = 20_000_000
 """Maximum text size; more text would not change the step time, so longer text is cut."""
-SMALL_TEXT_BYTES = 1_000_000
-"""Text size for the shrunk copies, which tokenizes in half a second."""
+SMALL_TEXT_BYTES = 1_000_000  # Text size for the shrunk copies, which tokenizes in half a second
 CHUNK_CHARACTERS = 100_000
 BYTE_SYMBOLS = 256
 NOT_OURS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})

@@ -25,11 +25,9 @@ KERNEL_LEVERS = (
 """Kernels of the library by the module or op that they replace, on a CPU and on a GPU."""
 SERVED = ("cpu", "cuda", "rocm")
 """Platforms that the library has kernels for: C++ on a CPU, Triton on a GPU."""
-_COUNTED = re.compile(r"_\d+$")
-"""The number that the profiler appends to a module's class name."""
+_COUNTED = re.compile(r"_\d+$")  # The number that the profiler appends to a module's class name
 _NAMED = 3
-_SHARE = 0.1
-"""Runs below this share of the gain name no kernel of the library."""
+_SHARE = 0.1  # Runs below this share of the gain name no kernel of the library
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +36,10 @@ class Finding:
 
     name: str
     evidence: str
-    gain: int
-    """Upper bound on the time saved in the window, in ns."""
-    levers: tuple[str, ...] = ()
-    """Names for `ratchet optimize --try`; empty if no lever does it."""
+    gain: int  # Upper bound on the time saved in the window, in ns
+    levers: tuple[str, ...] = ()  # Names for `ratchet optimize --try`; empty if no lever does it
     remedy: str
-    always: bool = False
-    """True if it is named however little it gives."""
+    always: bool = False  # True if it is named however little it gives
 
 
 def milliseconds(time: int) -> str:
@@ -119,8 +114,7 @@ def attention(report: Report) -> Finding | None:
     )
 
 
-WORTH = 0.02
-"""Findings below this share of the window are dropped."""
+WORTH = 0.02  # Findings below this share of the window are dropped
 ASSUMED_SPEEDUP = 2
 """Assumed speedup of a narrower type: a cautious figure without a source. It only ranks the
 finding; the lever's own measurement decides."""

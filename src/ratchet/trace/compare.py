@@ -23,11 +23,9 @@ from ratchet.trace.read import read
 from ratchet.trace.read.columns import Trace
 
 State = Literal["slower", "faster", "same", "new", "gone"]
-_NUMBER = re.compile(r"_\d+(?= > |$)")
-"""The number that tells modules of one class apart."""
+_NUMBER = re.compile(r"_\d+(?= > |$)")  # The number that tells modules of one class apart
 Key = tuple[str, str]
-Work = dict[str, tuple[int, int]]
-"""(time in ns, count) by kernel name."""
+Work = dict[str, tuple[int, int]]  # (time in ns, count) by kernel name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,12 +38,9 @@ class DiffRow:
     after: int
     count_before: int
     count_after: int
-    kernels_before: tuple[str, ...]
-    """Kernels of this op that only the first trace ran."""
-    kernels_after: tuple[str, ...]
-    """Kernels of this op that only the second ran."""
-    modules: int = 1
-    """Number of modules that this row stands for."""
+    kernels_before: tuple[str, ...]  # Kernels of this op that only the first trace ran
+    kernels_after: tuple[str, ...]  # Kernels of this op that only the second ran
+    modules: int = 1  # Number of modules that this row stands for
 
     @property
     def change(self) -> int:
@@ -71,19 +66,14 @@ class Diff:
     name_after: str
     device_before: str
     device_after: str
-    device_work: bool
-    """True if the rows are device work, False if they are CPU ops."""
-    ranks: int
-    """Number of ranks on each side; their times are summed."""
+    device_work: bool  # True if the rows are device work, False if they are CPU ops
+    ranks: int  # Number of ranks on each side; their times are summed
     window_before: int
     window_after: int
-    rows: tuple[DiffRow, ...]
-    """The largest change first, in either direction."""
-    hidden_change: int
-    """Change of the time that overlapping work saves, negated."""
+    rows: tuple[DiffRow, ...]  # The largest change first, in either direction
+    hidden_change: int  # Change of the time that overlapping work saves, negated
     idle_change: int
-    parts_before: dict[str, int]
-    """The identity's parts, which sum to the window."""
+    parts_before: dict[str, int]  # The identity's parts, which sum to the window
     parts_after: dict[str, int]
     faults: tuple[str, ...]
 

@@ -119,8 +119,7 @@ def plainly(value: object) -> Json:
     return value
 
 
-Columns = dict[str, object]
-"""Types by name: int, float, str, bool, or a list of one of them."""
+Columns = dict[str, object]  # Types by name: int, float, str, bool, or a list of one of them
 _CELLS = (int, float, str, bool)
 
 

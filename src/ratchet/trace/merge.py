@@ -25,8 +25,7 @@ from ratchet.trace.read.stream import raw_events
 from ratchet.trace.read.times import MISSING, nanoseconds
 
 _FLOWS = ("s", "t", "f")
-_PACKED = 3
-"""gzip's level: 1.2 times the smallest size, in a quarter of the time."""
+_PACKED = 3  # gzip's level: 1.2 times the smallest size, in a quarter of the time
 _CATEGORIES = {
     Kind.OP: "cpu_op", Kind.RUNTIME: "cuda_runtime", Kind.KERNEL: "kernel",
     Kind.COPY: "gpu_memcpy", Kind.FILL: "gpu_memset", Kind.ANNOTATION: "user_annotation",
@@ -42,8 +41,7 @@ class MergedRank:
     rank: int
     file: str
     events: int
-    shift: int
-    """Added to its times, in ns."""
+    shift: int  # Added to its times, in ns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

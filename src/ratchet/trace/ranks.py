@@ -130,14 +130,10 @@ class SharedCollective:
 
     operation: str
     group: str
-    index: int
-    """Its number among the group's paired collectives, in order of time."""
-    wire: int
-    """The shortest duration over ranks, which begins when the last rank arrives."""
-    waiting: dict[int, int]
-    """The rest of each rank's duration."""
-    late: int
-    """The rank that waited least: the others waited for it."""
+    index: int  # Its number among the group's paired collectives, in order of time
+    wire: int  # The shortest duration over ranks, which begins when the last rank arrives
+    waiting: dict[int, int]  # The rest of each rank's duration
+    late: int  # The rank that waited least: the others waited for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,18 +142,13 @@ class Ranks:
 
     reports: tuple[Report, ...]
     collectives: tuple[SharedCollective, ...]
-    wire: int
-    """Summed over collectives, in ns."""
-    waiting: dict[int, int]
-    """Summed by rank, in ns."""
-    straggler: int | None
-    """The rank that the others waited for longest; None if no rank stands out."""
+    wire: int  # Summed over collectives, in ns
+    waiting: dict[int, int]  # Summed by rank, in ns
+    straggler: int | None  # The rank that the others waited for longest; None if no rank stands out
     unmatched: int
     """Collectives that not every rank ran at the same time; no other figure here counts them."""
-    skew: float
-    """(Longest - shortest compute time over ranks) / mean."""
-    faults: tuple[str, ...] = ()
-    """Files of the folder that could not be read, and why."""
+    skew: float  # (Longest - shortest compute time over ranks) / mean
+    faults: tuple[str, ...] = ()  # Files of the folder that could not be read, and why
 
     @property
     def identity(self) -> Identity:

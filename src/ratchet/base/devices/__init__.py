@@ -31,10 +31,8 @@ class Paper:
     """The catalogue's numbers for a device, each with its source."""
 
     name: str
-    peak_flops_per_s: Mapping[str, float]
-    """By unit and dtype, such as matrix_bf16, dense."""
-    memory_bytes_per_s: float
-    """0 if unknown."""
+    peak_flops_per_s: Mapping[str, float]  # By unit and dtype, such as matrix_bf16, dense
+    memory_bytes_per_s: float  # 0 if unknown
     sources: Mapping[str, str]
 
 
@@ -50,8 +48,7 @@ class DeviceReport:
     triad_bytes_per_s: Mapping[str, float]
     ridge_flops_per_byte: Mapping[str, float]
     """By dtype: the intensity above which compute binds, at DRAM bandwidth."""
-    paper: Paper | None
-    """None if the catalogue lacks the device."""
+    paper: Paper | None  # None if the catalogue lacks the device
     notes: tuple[str, ...]
 
 

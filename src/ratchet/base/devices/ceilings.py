@@ -27,8 +27,7 @@ from ratchet.base.serialise import encoded
 LOG = logging.getLogger(__name__)
 
 FORMAT = 2
-_measured_here: set[Path] = set()
-"""Files of the ceilings that this process measured."""
+_measured_here: set[Path] = set()  # Files of the ceilings that this process measured
 TIMES, APART_S = 3, 300.0
 """Measurements that a cached file holds the best of, and the least time from one to the next."""
 
@@ -42,21 +41,15 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Measured rates of one device, for one software version and one thread count."""
 
     format: int = FORMAT
-    device: str = ""
-    """The device's fingerprint."""
+    device: str = ""  # The device's fingerprint
     software: str = ""
-    threads: Positive = 1
-    """Threads that torch used."""
-    gemm_flops_per_s: Rates
-    """By dtype: fp32, bf16 (and fp16 on a GPU)."""
-    copy_bytes_per_s: Rates
-    """By level (l2, l3, dram); bytes read plus bytes written."""
-    triad_bytes_per_s: Rates
-    """a = b + s * c: two reads and one write."""
+    threads: Positive = 1  # Threads that torch used
+    gemm_flops_per_s: Rates  # By dtype: fp32, bf16 (and fp16 on a GPU)
+    copy_bytes_per_s: Rates  # By level (l2, l3, dram); bytes read plus bytes written
+    triad_bytes_per_s: Rates  # a = b + s * c: two reads and one write
     level_bytes: Mapping[str, Positive] = {}
     """Total size of each cache level, for the threads that measured."""
-    times: Positive = 1
-    """Measurements of which these rates are the best."""
+    times: Positive = 1  # Measurements of which these rates are the best
 
     def bandwidth_bytes_per_s(self, working_set_bytes: float | None = None) -> float:
         """Return the best rate of the level that a working set fits in; DRAM's by default.

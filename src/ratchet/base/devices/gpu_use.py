@@ -31,10 +31,8 @@ SYSTEM = Path("/sys")
 class GpuUse:
     """Use of a GPU by other processes; None where the driver does not tell."""
 
-    bytes: int
-    """Memory that this process did not take; a part of it is the driver's."""
-    busy: float | None = None
-    """Share of the last moments in which it was at work, from 0 to 1."""
+    bytes: int  # Memory that this process did not take; a part of it is the driver's
+    busy: float | None = None  # Share of the last moments in which it was at work, from 0 to 1
     processes: int | None = None
 
     def words(self, name: str) -> str:

@@ -43,13 +43,10 @@ class MatrixInstruction:
     in_type: str
     in_type_b: str
     out_type: str
-    shape: tuple[int, int, int]
-    """m, n, k of one block."""
+    shape: tuple[int, int, int]  # m, n, k of one block
     sparse: bool
-    cycles: int
-    """Cycles for which it occupies one SIMD."""
-    flops: int
-    """Multiplications and additions of one instruction, over all its blocks."""
+    cycles: int  # Cycles for which it occupies one SIMD
+    flops: int  # Multiplications and additions of one instruction, over all its blocks
     source: str
     note: str
 

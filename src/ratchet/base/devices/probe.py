@@ -119,24 +119,19 @@ AVX512 = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"})
 class Device:
     """One CPU or one GPU, as a program sees it."""
 
-    kind: Kind
-    """torch's name: ROCm devices are `cuda` too."""
+    kind: Kind  # torch's name: ROCm devices are `cuda` too
     vendor: str
     model: str
-    cores: int
-    """Physical cores this process may use; compute units or SMs on a GPU."""
-    threads: int
-    """Logical CPUs this process may use; the same as `cores` on a GPU."""
-    isa: tuple[str, ...]
-    """SIMD and matrix flags that Ratchet uses, of a CPU; the target of a GPU."""
+    cores: int  # Physical cores this process may use; compute units or SMs on a GPU
+    threads: int  # Logical CPUs this process may use; the same as `cores` on a GPU
+    isa: tuple[str, ...]  # SIMD and matrix flags that Ratchet uses, of a CPU; the target of a GPU
     caches_bytes: dict[str, int] = field(default_factory=dict)
     """Size of one instance of each data cache: l1d, l2, l3."""
     cache_instances: dict[str, int] = field(default_factory=dict)
     """Number of instances of each cache on the usable cores."""
     memory_bytes: int = 0
     index: int = 0
-    runtime: str = ""
-    """`rocm 7.2` or `cuda 13.0` on a GPU."""
+    runtime: str = ""  # `rocm 7.2` or `cuda 13.0` on a GPU
 
     @property
     def torch_name(self) -> str:

@@ -13,12 +13,9 @@ import torch
 from ratchet.base.devices.probe import Device, level_bytes
 from ratchet.base.errors import DeviceError
 
-GEMM_BUDGET_S = 0.7
-"""Time for each dtype, over all sizes and layouts."""
-STREAM_BUDGET_S = 0.15
-"""Time for each cache level."""
-BATCH_S = 2e-3
-"""Least length of a timed batch, so that the clock and a launch do not matter."""
+GEMM_BUDGET_S = 0.7  # Time for each dtype, over all sizes and layouts
+STREAM_BUDGET_S = 0.15  # Time for each cache level
+BATCH_S = 2e-3  # Least length of a timed batch, so that the clock and a launch do not matter
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

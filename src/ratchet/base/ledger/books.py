@@ -24,8 +24,7 @@ from ratchet.base.ledger.store import Ledger
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Message:
-    role: str
-    """`system` or `user`."""
+    role: str  # `system` or `user`
     content: str
 
 
@@ -52,28 +51,18 @@ class Exchange:
     run: str
     problem_hash: str
     turn: int
-    sample: int
-    """Its place among the samples of its turn."""
-    attempt: int
-    """0, then one more for each retry of the same question."""
-    started_at: str
-    """UTC, ISO 8601."""
+    sample: int  # Its place among the samples of its turn
+    attempt: int  # 0, then one more for each retry of the same question
+    started_at: str  # UTC, ISO 8601
     time_s: float
     model: str
-    status: str
-    """`answered`, or the reason for no answer in one word: see `authors.agent.reply`."""
-    reason: str
-    """The fault, in a line; empty if there is none."""
-    language: str
-    """Language of the kernel that was asked for."""
-    kind: str
-    """The request: `draft`, `improve`, `fix`, `cross`."""
-    parents: tuple[str, ...]
-    """Hashes of the kernels that the prompt shows to start from."""
-    prompt_version: str
-    """Hash of the prompt's files."""
-    prompt_hash: str
-    """Hash of the messages."""
+    status: str  # `answered`, or the reason for no answer in one word: see `authors.agent.reply`
+    reason: str  # The fault, in a line; empty if there is none
+    language: str  # Language of the kernel that was asked for
+    kind: str  # The request: `draft`, `improve`, `fix`, `cross`
+    parents: tuple[str, ...]  # Hashes of the kernels that the prompt shows to start from
+    prompt_version: str  # Hash of the prompt's files
+    prompt_hash: str  # Hash of the messages
     messages: tuple[Message, ...]
     answer: str
     usage: Usage
@@ -151,19 +140,14 @@ class Observation:
     metric: str
     unit: str
     better: Better
-    revision: str
-    """The commit; empty if it is not known."""
-    committed_at: str
-    """When it was committed, or else measured: UTC, ISO 8601."""
+    revision: str  # The commit; empty if it is not known
+    committed_at: str  # When it was committed, or else measured: UTC, ISO 8601
     value: float
     low: float | None = None
     high: float | None = None
-    device: str
-    """Fingerprint of the machine, or the name that a file gives: never compared across."""
-    software: str
-    """Fingerprint of the software, or the environment that a file names."""
-    source: str = ""
-    """`bench`, `watch`, or the file that it was imported from."""
+    device: str  # Fingerprint of the machine, or the name that a file gives: never compared across
+    software: str  # Fingerprint of the software, or the environment that a file names
+    source: str = ""  # `bench`, `watch`, or the file that it was imported from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,8 +166,7 @@ class IncidentEvent:
     event: IncidentEventName
     revision: str
     at: str
-    series: tuple[str, ...]
-    """Keys of its series."""
+    series: tuple[str, ...]  # Keys of its series
     note: str = ""
 
 

@@ -101,8 +101,7 @@ def file_of(url: URL) -> Path | None:
     return Path(url.database)
 
 
-BUSY_TIMEOUT_S = 5.0
-"""Time that a writer waits for another one before it gives up."""
+BUSY_TIMEOUT_S = 5.0  # Time that a writer waits for another one before it gives up
 
 _ELSEWHERE = "point --ledger or RATCHET_LEDGER at another file"
 
@@ -184,8 +183,7 @@ def _decoded(value: dict[str, Json]) -> Json:
     return float(value[_KEY]) if value.keys() == {_KEY} else value
 
 
-_CREATING = 0x7261_7463
-"""Key of PostgreSQL's advisory lock for creating the tables."""
+_CREATING = 0x7261_7463  # Key of PostgreSQL's advisory lock for creating the tables
 
 
 def utc_now() -> str:

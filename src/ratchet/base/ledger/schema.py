@@ -187,11 +187,9 @@ class Fingerprint(TypedDict):
 class RecordedTurn:
     """A turn that was started, as the ledger holds it."""
 
-    turn: str
-    """Its identity: 32 hex digits."""
+    turn: str  # Its identity: 32 hex digits
     command: str
     workload: str
     started_at: str
-    payload: Payload
-    """The options given to `start_turn`; a resumed turn compares them with its own."""
+    payload: Payload  # The options given to `start_turn`; a resumed turn compares them with its own
     fingerprint: Fingerprint

@@ -32,8 +32,7 @@ class Ledger:
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        """The open database, for the ledger's other books: `exchanges`."""
+        self.engine = engine  # The open database, for the ledger's other books: `exchanges`
         # Python 3.13 warns of a connection that is still open when a dropped ledger is collected.
         weakref.finalize(self, engine.dispose).atexit = False
 

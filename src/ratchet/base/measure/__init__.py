@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FloatArray: TypeAlias = "NDArray[np.float64]"
-Values = Mapping[tuple[int, int], float]
-"""One arm's values, by (launch, round)."""
+Values = Mapping[tuple[int, int], float]  # One arm's values, by (launch, round)
 Answer = Literal["faster", "slower", "equivalent", "undecided"]
 
 WIDEST = 1.1
@@ -62,11 +61,9 @@ class Sample:
     """The time of one iteration (the batch's total over its iterations), in seconds."""
 
     arm: str
-    launch: int
-    """Number of the process start: 0, 1, ..."""
+    launch: int  # Number of the process start: 0, 1, ...
     round: int
-    position: int
-    """Place of this arm within its round: 0 ran first."""
+    position: int  # Place of this arm within its round: 0 ran first
     iterations: int
     wall_time_s: float
     cpu_time_s: float
@@ -116,16 +113,13 @@ class Ratio(
     high: float
     answer: Answer | None = None
     """None if nothing was decided by it: a screening, or a mean of several."""
-    confidence: float | None = None
-    """Level of the interval from `low` to `high`."""
-    floor: Floor | None = None
-    """The A/A floor, where it is known."""
+    confidence: float | None = None  # Level of the interval from `low` to `high`
+    floor: Floor | None = None  # The A/A floor, where it is known
     pairs: int = 0
     launches: int = 0
     """With 1, the interval ignores how much one start of the processes differs from the next: it
     holds for that launch alone."""
-    why: str = ""
-    """The cause of an `undecided` answer; empty for every other."""
+    why: str = ""  # The cause of an `undecided` answer; empty for every other
 
     @property
     def noise(self) -> str:

@@ -98,10 +98,8 @@ def batch_iterations(step_s: float) -> int:
 
 
 DEFAULT_BUDGET_S = 300.0
-PILOT_ROUNDS = 2
-"""Rounds that tell how long one takes; they do not count."""
-AFTERWARDS = 1.05
-"""Suggested time over the estimate."""
+PILOT_ROUNDS = 2  # Rounds that tell how long one takes; they do not count
+AFTERWARDS = 1.05  # Suggested time over the estimate
 
 
 class Contest(Protocol):
@@ -135,8 +133,7 @@ class CompareSettings:
     """Limits: how long to measure, and how much slower the new side may be."""
 
     budget_s: float = DEFAULT_BUDGET_S
-    allowed: float = 0.0
-    """Regression budget: 0.02 is 2 %."""
+    allowed: float = 0.0  # Regression budget: 0.02 is 2 %
     seed: int = 0
 
 
@@ -144,24 +141,20 @@ class CompareSettings:
 class CompareOutcome:
     """The result of a comparison; times in seconds."""
 
-    titles: tuple[str, str]
-    """Baseline and new."""
-    answers: tuple[MetricAnswer, ...]
-    """Empty if the time did not suffice for two pairs."""
+    titles: tuple[str, str]  # Baseline and new
+    answers: tuple[MetricAnswer, ...]  # Empty if the time did not suffice for two pairs
     exit_code: int
     allowed: float
     plan: PairPlan | None
     looks_taken: int
     spent_s: float
     budget_s: float
-    needed_s: float | None
-    """A budget that would decide an undecided answer, about."""
+    needed_s: float | None  # A budget that would decide an undecided answer, about
     launches: int
     samples: tuple[Sample, ...]
     readings: Readings
     warnings: tuple[str, ...] = ()
-    turn: str = ""
-    """Identity in the ledger."""
+    turn: str = ""  # Identity in the ledger
     details: dict[str, Json] = field(default_factory=dict)
     """Additions to the answer: instruction counts, the traces' difference, revisions."""
 

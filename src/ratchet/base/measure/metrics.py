@@ -29,8 +29,7 @@ BASELINE, NEW, TWIN = "a", "b", "twin"
 """The arms of a comparison; the twin is a second copy of the baseline."""
 FLOOR_CONFIDENCE = 0.95
 RESAMPLES = 1000
-FINE = 1.01
-"""A floor within this needs no more pairs to call two sides equivalent."""
+FINE = 1.01  # A floor within this needs no more pairs to call two sides equivalent
 TOO_MANY_PAIRS = 1_000_000
 
 
@@ -41,8 +40,7 @@ class Metric:
     name: str
     unit: str = ""
     higher_is_better: bool = False
-    decides: bool = False
-    """Metrics that do not decide are reported beside those that do."""
+    decides: bool = False  # Metrics that do not decide are reported beside those that do
 
 
 TIME = Metric(name="time", unit="s", decides=True)
@@ -92,13 +90,11 @@ class MetricAnswer(Ratio, frozen=True, kw_only=True, omit_defaults=False):
     """One metric's ratio and answer; `not_slower` is known even where the answer is undecided."""
 
     metric: Metric
-    baseline: float
-    """Median."""
+    baseline: float  # Median
     new: float
     answer: Answer
     floor: Floor
-    not_slower: bool
-    """The whole interval lies on the good side of the budget."""
+    not_slower: bool  # The whole interval lies on the good side of the budget
     more_pairs: int | None
     """Further pairs that would about decide; None if decided, or if it can hardly be decided."""
 

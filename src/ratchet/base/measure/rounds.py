@@ -20,8 +20,7 @@ OnRound = Callable[[int, Sequence[Sample]], None]
 Enough = Callable[[], bool]
 Leave = Callable[[int, Sequence[Sample]], Collection[str]]
 """Returns the names of arms that leave before a round, by its index and all samples so far."""
-FEWEST_ROUNDS = 5
-"""These are run whatever the time."""
+FEWEST_ROUNDS = 5  # These are run whatever the time
 
 
 def run_rounds(
@@ -115,8 +114,7 @@ class OpenLaunch:
     """A launch whose arms are warm."""
 
     arms: Sequence[Arm]
-    rounds: int
-    """0 if there is no time for any."""
+    rounds: int  # 0 if there is no time for any
     iterations: int | Mapping[str, int] = 1
     """Iterations of a sample: one number, or one by the name of an arm."""
     on_round: OnRound | None = None

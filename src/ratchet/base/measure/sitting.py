@@ -33,8 +33,7 @@ from ratchet.base.measure.estimate import finite_exp, log_ratios, t_quantile
 
 DECIDES: Final = 0.993
 """Confidence of the interval that must exclude 1 for `faster` or `slower`; looks are several."""
-SHOWN: Final = 0.95
-"""Confidence of the interval that is reported."""
+SHOWN: Final = 0.95  # Confidence of the interval that is reported
 FEWEST_LAUNCHES: Final = 2
 """One launch cannot tell a way from the luck of its start, whatever is known of the machine."""
 LEAST_REACH: Final = 1.01
@@ -44,10 +43,8 @@ MOST_PRIOR: Final = 0.5
 
 With 4, quiet ones (starts 3 % apart) made 2.3 % false proofs in a noisy one (20 %); so 1.0 %.
 """
-OF_A_MEDIAN: Final = math.pi / 2
-"""Variance of a median over that of a mean, for many normal values."""
-OF_A_RANGE: Final = 1.349
-"""Interquartile range of a normal distribution, in standard deviations."""
+OF_A_MEDIAN: Final = math.pi / 2  # Variance of a median over that of a mean, for many normal values
+OF_A_RANGE: Final = 1.349  # Interquartile range of a normal distribution, in standard deviations
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,10 +80,8 @@ class TimedTogether:
     """Rounds in which these processes ran one right after another."""
 
     samples: tuple[Sample, ...]
-    processes: Mapping[str, str]
-    """A name of its own for each process, by the name of its arm."""
-    ways: Mapping[str, str]
-    """The way that each process runs, by the name of its arm."""
+    processes: Mapping[str, str]  # A name of its own for each process, by the name of its arm
+    ways: Mapping[str, str]  # The way that each process runs, by the name of its arm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -177,16 +172,12 @@ class Sitting:
 class _Fit:
     """Least squares of the processes' levels on launches and ways."""
 
-    launch_of: Mapping[str, str]
-    """Each process's launch."""
+    launch_of: Mapping[str, str]  # Each process's launch
     ways: Sequence[str]
-    levels: FloatArray
-    """Levels of the ways, in logarithms of time."""
-    covariance: FloatArray
-    """Covariance of the ways' levels, in units of the scatter."""
+    levels: FloatArray  # Levels of the ways, in logarithms of time
+    covariance: FloatArray  # Covariance of the ways' levels, in units of the scatter
     scatter: StartScatter
-    joined: Mapping[str, str]
-    """Ways with the same value are joined by a chain of pairs."""
+    joined: Mapping[str, str]  # Ways with the same value are joined by a chain of pairs
 
     def contrast(self, baseline: str, new: str) -> tuple[float, float]:
         """Return log(baseline / new), and its variance in units of the scatter."""

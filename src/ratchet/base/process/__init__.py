@@ -22,8 +22,7 @@ compiling, importing torch and the kernel, mapping memory."""
 FIRST_CALL_S = 120.0
 """Further work of a Python kernel's first call in a process on tensors of new sizes: torch.compile
 and Triton compile in it. Their compilers belong to the family, and are at work then."""
-REFERENCE_STEP_S = 120.0
-"""The same for the reference worker, which is trusted."""
+REFERENCE_STEP_S = 120.0  # The same for the reference worker, which is trusted
 _END: ContextVar[float] = ContextVar("_END", default=math.inf)
 """The moment at which every wait for a process ends, whatever it waits for."""
 
@@ -93,8 +92,7 @@ class Clock:
 # of them sleep. A kernel that sleeps or deadlocks is given up as soon as one that computes. A much
 # longer wall limit ends everything else.
 
-WALL_FACTOR: Final = 10.0
-"""The wall limit, as a multiple of the limit on work."""
+WALL_FACTOR: Final = 10.0  # The wall limit, as a multiple of the limit on work
 TICK_S, LEAST_TICK_S = 0.1, 0.01
 TICKS: Final = 40
 """Number of times that the family is sampled within a limit; at most once every TICK_S."""
@@ -113,8 +111,7 @@ class WorkLimit:
         self._tick_s = max(TICK_S, limit_s / TICKS)
         self._began = self._seen = time.monotonic()
         self._cpu_time_s: float | None = None
-        self.spent_s = 0.0
-        """The family's time at work, up to the last sample."""
+        self.spent_s = 0.0  # The family's time at work, up to the last sample
 
     def left_s(self) -> float:
         """Return the seconds until the limit could be reached; 0 means that it is over."""

@@ -22,18 +22,15 @@ from ratchet.base import Json
 from ratchet.base.errors import JudgeError
 
 LENGTH = struct.Struct(">I")
-CREDENTIALS = struct.Struct("=iII")
-"""struct ucred: pid, uid and gid."""
+CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid and gid
 SO_PASSCRED = 16
 SCM_CREDENTIALS = 2
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_DESCRIPTORS = 8
-TEND_S = 0.1
-"""Interval at which a wait checks its time limit and the machine's memory."""
+TEND_S = 0.1  # Interval at which a wait checks its time limit and the machine's memory
 Message: TypeAlias = dict[str, Json]
 """An object of JSON between the judge and a worker; an order says what to `do`."""
-Left = Callable[[], float]
-"""Tells the seconds that are left of a limit."""
+Left = Callable[[], float]  # Tells the seconds that are left of a limit
 
 
 class ChannelClosed(JudgeError):
@@ -52,8 +49,7 @@ class Shortage(NamedTuple):
     """A resource that the machine runs short of."""
 
     words: str
-    of_others: bool = False
-    """True if other processes than the one that is waited for have taken it."""
+    of_others: bool = False  # True if other processes than the one that is waited for have taken it
 
 
 class ChannelShortage(JudgeError):

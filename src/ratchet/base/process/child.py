@@ -166,8 +166,7 @@ class Child:
         self._enclosed = enclosed
         self._kept = kept
         self._counts_work = counts_work
-        self.worked_s = 0.0
-        """Time at work while an answer was awaited, as far as that was watched."""
+        self.worked_s = 0.0  # Time at work while an answer was awaited, as far as that was watched
         self._stopped: list[int] = []
         self._rest: families.Work = {}
         self.closed = False
@@ -328,8 +327,7 @@ def error_words(error: object) -> str:
     return message if error.get("known") is True else f"{error.get('kind', '')!s:.60}: {message}"
 
 
-GRACE_S: Final = 10.0
-"""Seconds that an interrupted command has to end by itself."""
+GRACE_S: Final = 10.0  # Seconds that an interrupted command has to end by itself
 
 
 def run_command(

@@ -25,18 +25,14 @@ PR_SET_NO_NEW_PRIVS = 38
 TAIL_BYTES = 16 << 10
 SWEEPS = 100
 """A family that still grows after this many sweeps is a fork bomb; killing goes on regardless."""
-STANDING = "TtZX"
-"""States of a thread that runs no code: stopped, traced, dead."""
+STANDING = "TtZX"  # States of a thread that runs no code: stopped, traced, dead
 SETTLE_S = 0.0002
-STANDING_S = 3.0
-"""Time for a family to stand still; on a busy machine a signal comes late."""
-EXEC_S = 0.01
-"""Time for a vfork's child to reach its execve, on an idle core."""
+STANDING_S = 3.0  # Time for a family to stand still; on a busy machine a signal comes late
+EXEC_S = 0.01  # Time for a vfork's child to reach its execve, on an idle core
 WAKING_S = 0.001
 """A thread that ran this long while it was stopped was woken; less is the end of its stopping."""
 
-LONGEST_WAIT_S = 2e6
-"""poll(2) counts milliseconds in an int."""
+LONGEST_WAIT_S = 2e6  # poll(2) counts milliseconds in an int
 
 Work = Mapping[tuple[int, int], tuple[int, int]]
 """Nanoseconds on a core and switches of each thread, by the ids of its process and its own."""
@@ -51,8 +47,7 @@ class ProcessState:
     parent: int
     group: int
     session: int
-    threads: int
-    """Threads that are left: the first may have ended alone, which looks like a zombie."""
+    threads: int  # Threads that are left: the first may have ended alone, which looks like a zombie
 
     @property
     def alive(self) -> bool:

@@ -121,8 +121,7 @@ class Mark:
     look: str = ""
     text: str = ""
     title: str = ""
-    tag: Literal["i", "b", "span"] = "i"
-    """The element: a bar or band, a line or dot, a label."""
+    tag: Literal["i", "b", "span"] = "i"  # The element: a bar or band, a line or dot, a label
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,12 +139,10 @@ class Series:
     """Points or curves of one colour: an SVG path in a box of 100 by 100."""
 
     key: str
-    title: str
-    """Its name in the legend; a series without one is not in it."""
+    title: str  # Its name in the legend; a series without one is not in it
     path: str
     note: str = ""
-    width: float = 0.0
-    """Width of the stroke in pixels, if it is its own."""
+    width: float = 0.0  # Width of the stroke in pixels, if it is its own
     titled: tuple[tuple[str, str], ...] = ()
     """Paths that are drawn one by one, each with a title that shows on hover."""
 

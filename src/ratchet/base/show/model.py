@@ -29,8 +29,7 @@ class Span:
 
     text: str
     look: str = ""
-    full: str = ""
-    """The whole text, if `text` is short for it."""
+    full: str = ""  # The whole text, if `text` is short for it
     href: str = ""
 
 
@@ -118,12 +117,10 @@ class ReportSection(ReportBlock):
 
     title: str
     blocks: tuple[ReportBlock, ...]
-    look: Literal["", "closed"] = ""
-    """Closed sections of the page open on a click."""
+    look: Literal["", "closed"] = ""  # Closed sections of the page open on a click
 
 
-TableRow: TypeAlias = Any
-"""A row of a table: an object or a mapping, whose fields its columns name."""
+TableRow: TypeAlias = Any  # A row of a table: an object or a mapping, whose fields its columns name
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +168,7 @@ class ResultTable(ReportBlock):
     label: str = field(default="", kw_only=True)
     """The name for a screen reader; it defaults to the section's title."""
     look: str = field(default="", kw_only=True)
-    sorts: bool = field(default=False, kw_only=True)
-    """The page's reader can sort and filter it."""
+    sorts: bool = field(default=False, kw_only=True)  # The page's reader can sort and filter it
     marked: Callable[[TableRow], str] = field(default=lambda _: "", kw_only=True)
     """Returns the look of a row."""
 
@@ -191,10 +187,8 @@ def is_on(one: ReportBlock | Column, medium: Medium) -> bool:
 
 
 name = partial(Column, look="name")
-number = partial(Column, look="number")
-"""Makes a column of figures."""
-why = partial(Column, look="why")
-"""Makes a column of reasons, which may be long."""
+number = partial(Column, look="number")  # Makes a column of figures
+why = partial(Column, look="why")  # Makes a column of reasons, which may be long
 
 
 def grid(
@@ -240,8 +234,7 @@ def written(paths: Mapping[str, str] | Sequence[str]) -> ReportSection | None:
 class ResultReport:
     """A command's result: the answer in a sentence, what belongs to it, and the sections."""
 
-    title: str = ""
-    """The name of the page's tab."""
+    title: str = ""  # The name of the page's tab
     heading: str = ""
     headline: Inline = ""
     header: tuple[ReportBlock, ...] = ()

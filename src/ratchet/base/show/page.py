@@ -38,8 +38,7 @@ class PageState:
 
     stacks: dict[tuple[str, ...], int] = field(default_factory=dict)
     """The titles of the columns of each table, and the number of their style rules."""
-    sorts: bool = False
-    """True if a table sorts and filters, which takes a script."""
+    sorts: bool = False  # True if a table sorts and filters, which takes a script
 
     def stack(self, columns: Sequence[Column]) -> int:
         """Return the number of the style rules that name these columns."""

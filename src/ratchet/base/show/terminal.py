@@ -43,8 +43,7 @@ from ratchet.base.show.model import (
 )
 from ratchet.base.show.words import show_time
 
-LEAST_TEXT, BETWEEN = 10, 3
-"""Minimum width of folded text; columns between two table columns."""
+LEAST_TEXT, BETWEEN = 10, 3  # Minimum width of folded text; columns between two table columns
 
 
 def make_console() -> Console:
@@ -100,8 +99,7 @@ class FittedTable:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    texts: tuple[bool, ...]
-    """True for each column of text, False for figures."""
+    texts: tuple[bool, ...]  # True for each column of text, False for figures
 
     @classmethod
     def of(cls, table: ResultTable) -> FittedTable:

@@ -20,8 +20,7 @@ from ratchet.trace.read.columns import DEVICE_KINDS, STEP, Bool, Int64, Kind, Tr
 DEVICE_WINDOW = "first to last device work that the recording launched"
 CPU_WINDOW = "first to last operator"
 PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
-SUMMED = ("window", *PARTS, "communication", "copy")
-"""The times of an identity that several add up."""
+SUMMED = ("window", *PARTS, "communication", "copy")  # The times of an identity that several add up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,13 +31,10 @@ class Identity:
     start: int
     window: int
     compute: int
-    exposed_communication: int
-    """Communication minus compute."""
-    exposed_copy: int
-    """Copies and fills minus compute and communication."""
+    exposed_communication: int  # Communication minus compute
+    exposed_copy: int  # Copies and fills minus compute and communication
     idle: int
-    communication: int
-    """The union of communication, hidden or not."""
+    communication: int  # The union of communication, hidden or not
     copy: int
 
     def __post_init__(self) -> None:
@@ -233,8 +229,7 @@ class Analysis:
 
     trace: Trace
     links: Links
-    communication: Bool
-    """True for events that communicate."""
+    communication: Bool  # True for events that communicate
     activity: Activity
     steps: Steps | None
 

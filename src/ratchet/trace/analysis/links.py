@@ -19,10 +19,8 @@ Index = NDArray[np.int64]
 class Nest:
     """The call tree of a choice of events; positions are into that choice."""
 
-    parent: Index
-    """The innermost event around each, -1 for an outermost one."""
-    levels: tuple[Index, ...]
-    """Positions by depth, the outermost first."""
+    parent: Index  # The innermost event around each, -1 for an outermost one
+    levels: tuple[Index, ...]  # Positions by depth, the outermost first
 
     def nearest(self, wanted: Bool) -> Index:
         """Return for each event the innermost wanted one around it, -1 if there is none."""
@@ -90,24 +88,18 @@ Rows = NDArray[np.int64]
 class Links:
     """Rows into the trace, by row of the trace; -1 if there is none."""
 
-    launch: Rows
-    """For device work, the runtime call that started it."""
-    op: Rows
-    """For device work and runtime calls, the innermost CPU op around the launch."""
-    parent_op: Rows
-    """For CPU ops, the op around it."""
+    launch: Rows  # For device work, the runtime call that started it
+    op: Rows  # For device work and runtime calls, the innermost CPU op around the launch
+    parent_op: Rows  # For CPU ops, the op around it
     module: Rows
     """For CPU ops, the innermost nn.Module call; for a backward op, that of its forward op."""
-    backward: Bool
-    """True for CPU ops that the autograd engine runs."""
-    recompute: Bool
-    """True for CPU ops that run a forward again inside the backward (checkpointing)."""
+    backward: Bool  # True for CPU ops that the autograd engine runs
+    recompute: Bool  # True for CPU ops that run a forward again inside the backward (checkpointing)
     carried_in: Bool
     """True for work from before the recording: without a launch, and over before launched work."""
     mark: Rows
     """For device work, the process group's annotation around its launch, such as `nccl:send`."""
-    chosen: Rows
-    """The rows of the call tree, and the tree over them."""
+    chosen: Rows  # The rows of the call tree, and the tree over them
     tree: Nest
 
     def ops_around(self, row: int) -> Iterator[int]:

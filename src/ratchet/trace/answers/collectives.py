@@ -45,16 +45,14 @@ class CollectiveRow:
     """One communication kernel; times in ns, bandwidths in bytes a second (0 if unknown)."""
 
     kernel: str
-    operation: str
-    """all_reduce, all_gather, ...; `unknown` if neither the record nor the name says."""
+    operation: str  # all_reduce, all_gather, ...; `unknown` if neither the record nor the name says
     group: str
     ranks: int
     size_bytes: int
     """Per rank, as the collective libraries' tests count it; 0 if the trace does not say."""
     start: int
     duration: int
-    exposed: int
-    """The part that no compute kernel hid."""
+    exposed: int  # The part that no compute kernel hid
     algorithm_bandwidth: float
     bus_bandwidth: float
     linked: bool
@@ -143,12 +141,9 @@ def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, i
 class Bubble:
     """A stage's bubble in the window, in ns."""
 
-    waiting: int
-    """Time in sends or receives that no compute hides."""
-    idle: int
-    """Time with nothing on the device."""
-    share: float
-    """Share of the window that both take."""
+    waiting: int  # Time in sends or receives that no compute hides
+    idle: int  # Time with nothing on the device
+    share: float  # Share of the window that both take
 
 
 def bubble(activity: Activity, collectives: tuple[CollectiveRow, ...]) -> Bubble | None:

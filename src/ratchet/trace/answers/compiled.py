@@ -24,17 +24,14 @@ NOTES_KEY = "ratchet_compile"
 class Compiled:
     """The work of torch.compile in the recording; times in ns."""
 
-    regions: int
-    """Distinct compiled frames."""
+    regions: int  # Distinct compiled frames
     graphs: int
     """Distinct compiled graphs. A region with several has graph breaks or was recompiled."""
     calls: int
     graph_breaks: int
     """The recording's own count; without one, the number of frames after the first."""
-    recompilations: int
-    """Compilations of a frame that had been compiled before."""
-    compile_time: int
-    """CPU time in compilation inside the recording."""
+    recompilations: int  # Compilations of a frame that had been compiled before
+    compile_time: int  # CPU time in compilation inside the recording
     break_reasons: dict[str, int]
     recompile_reasons: dict[str, int]
     """Distinct reasons with their counts; only `ratchet trace record` keeps them."""
@@ -81,8 +78,7 @@ class Recompute:
     """Forward work done again in the backward (activation checkpointing); times in ns."""
 
     device: int
-    share: float
-    """As a share of all linked device time."""
+    share: float  # As a share of all linked device time
     ops: int
 
 

@@ -36,8 +36,7 @@ class KernelRun:
     """The counters of one run of a kernel."""
 
     kernel: str
-    correlation: int
-    """Correlation of the call that launched it; -1 if the file does not say."""
+    correlation: int  # Correlation of the call that launched it; -1 if the file does not say
     values: Mapping[str, float]
 
 
@@ -134,10 +133,8 @@ class CounterRow:
 
     kernel: str
     counter: str
-    op: str
-    """The innermost CPU op around the launch; empty if none is known."""
-    top_op: str
-    """The outermost CPU op around the launch."""
+    op: str  # The innermost CPU op around the launch; empty if none is known
+    top_op: str  # The outermost CPU op around the launch
     count: int
     total: float
     smallest: float

@@ -23,13 +23,10 @@ PathKind = Literal[
     "unknown",
 ]  # fmt: skip
 KINDS: tuple[PathKind, ...] = get_args(PathKind)
-CHAIN = 400
-"""The report lists this many stretches: the longest, in order of time."""
+CHAIN = 400  # The report lists this many stretches: the longest, in order of time
 ROWS = 100
-_SIMULATED = 10
-"""Gains are computed for this many rows, fewer if the graph is large."""
-_EDGES = 700_000
-"""Edges visited for all gains together: about a third of a second."""
+_SIMULATED = 10  # Gains are computed for this many rows, fewer if the graph is large
+_EDGES = 700_000  # Edges visited for all gains together: about a third of a second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,8 +36,7 @@ class PathWindow:
     label: str
     start: int
     window: int
-    cpu: int
-    """A thread was in an op or a runtime call."""
+    cpu: int  # A thread was in an op or a runtime call
     between_ops: int
     """A thread was outside of any op: Python, a data loader, or a switch between threads."""
     launch_delay: int
@@ -48,12 +44,9 @@ class PathWindow:
     compute: int
     communication: int
     copy: int
-    kernel_gap: int
-    """Time between two pieces of work that were launched in time."""
-    sync: int
-    """From the end of device work to the return of the call that waited for it."""
-    unknown: int
-    """Nothing in the trace says what was waited for."""
+    kernel_gap: int  # Time between two pieces of work that were launched in time
+    sync: int  # From the end of device work to the return of the call that waited for it
+    unknown: int  # Nothing in the trace says what was waited for
 
     def __post_init__(self) -> None:
         parts = [getattr(self, kind) for kind in KINDS]
@@ -65,13 +58,10 @@ class PathRow:
     """One op, kernel or sort of wait on the critical path; times in ns."""
 
     kind: PathKind
-    name: str
-    """Name of the op, call or kernel; empty for a wait."""
-    count: int
-    """Number of stretches of the path."""
+    name: str  # Name of the op, call or kernel; empty for a wait
+    count: int  # Number of stretches of the path
     time: int
-    share: float
-    """Share of the window."""
+    share: float  # Share of the window
     gain: int | None
     """Time that the window would lose if this took none: less than `time` if another chain
     is nearly as long. None if it was not computed."""
@@ -85,8 +75,7 @@ class PathStretch:
     duration: int
     kind: PathKind
     name: str
-    where: str
-    """The thread or stream."""
+    where: str  # The thread or stream
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,18 +85,15 @@ class CriticalPath:
     window_is: str
     whole: PathWindow
     steps: tuple[PathWindow, ...]
-    rows: tuple[PathRow, ...]
-    """By time, the longest first."""
+    rows: tuple[PathRow, ...]  # By time, the longest first
     segments: int
-    chain: tuple[PathStretch, ...]
-    """The longest stretches, in order of time."""
+    chain: tuple[PathStretch, ...]  # The longest stretches, in order of time
 
 
 _STRETCH = np.dtype([("start", "i8"), ("end", "i8"), ("kind", "u1"), ("row", "i4"), ("lane", "i4")])
 """One stretch of the path, in ns. The kind is a number into `KINDS`, the row that of the op, call
 or device work (-1 for a wait), and the lane the thread (-1 on the device)."""
-Path = NDArray[np.void]
-"""Stretches that follow one another without a gap."""
+Path = NDArray[np.void]  # Stretches that follow one another without a gap
 
 
 def _stretches(**columns: NDArray[np.generic] | list[int] | int) -> Path:

@@ -41,20 +41,13 @@ _NEVER = -(2**62)
 class Edge(IntEnum):
     """The reason why a node waited for another."""
 
-    THREAD = 0
-    """A CPU thread does one thing after another."""
-    WORK = 1
-    """A piece of device work takes its time."""
-    LAUNCH = 2
-    """Device work begins after the call that launched it."""
-    STREAM = 3
-    """A stream runs one piece after another, or waits for another stream."""
-    SYNC = 4
-    """A call returns when the device has ended what it waits for."""
-    HANDOFF = 5
-    """The backward's thread begins and ends while the forward's thread waits."""
-    UNKNOWN = 6
-    """Nothing in the trace says what the node waited for."""
+    THREAD = 0  # A CPU thread does one thing after another
+    WORK = 1  # A piece of device work takes its time
+    LAUNCH = 2  # Device work begins after the call that launched it
+    STREAM = 3  # A stream runs one piece after another, or waits for another stream
+    SYNC = 4  # A call returns when the device has ended what it waits for
+    HANDOFF = 5  # The backward's thread begins and ends while the forward's thread waits
+    UNKNOWN = 6  # Nothing in the trace says what the node waited for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,21 +55,14 @@ class Graph:
     """Nodes in topological order; times in ns, none before the window."""
 
     time: Int64
-    lane: Int32
-    """The thread of a CPU moment; -1 for device work."""
-    row: Int32
-    """The trace's row of device work; -1 for a CPU moment."""
-    source: Int32
-    """The source of each edge; edges are sorted by target."""
+    lane: Int32  # The thread of a CPU moment; -1 for device work
+    row: Int32  # The trace's row of device work; -1 for a CPU moment
+    source: Int32  # The source of each edge; edges are sorted by target
     target: Int32
-    least: Int64
-    """The least time from source to target, in ns."""
-    kind: NDArray[np.uint8]
-    """An `Edge`."""
-    binding: Int32
-    """The binding edge of each node; -1 if it has none."""
-    sink: int
-    """The node that ends the window."""
+    least: Int64  # The least time from source to target, in ns
+    kind: NDArray[np.uint8]  # An `Edge`
+    binding: Int32  # The binding edge of each node; -1 if it has none
+    sink: int  # The node that ends the window
 
     @property
     def weight(self) -> Int64:
@@ -118,10 +104,8 @@ class _Work:
     row: Index
     start: Int64
     end: Int64
-    call: Index
-    """The row of the call that launched it; -1 if there is none."""
-    called: Int64
-    """Start of that call; start of the work if there is none."""
+    call: Index  # The row of the call that launched it; -1 if there is none
+    called: Int64  # Start of that call; start of the work if there is none
     stream: Int32
     streams: tuple[slice, ...]
 
@@ -148,8 +132,7 @@ class _Work:
 class _Moments:
     """CPU moments by thread and time; each (thread, time) once."""
 
-    key: Int64
-    """Thread times the number of times, plus the number of the time."""
+    key: Int64  # Thread times the number of times, plus the number of the time
     times: Int64
 
     @staticmethod

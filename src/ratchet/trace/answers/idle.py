@@ -26,14 +26,10 @@ KERNEL_GAP_NS = 10_000
 class Idle:
     """Idle time by cause, in ns; the first four sum exactly to the identity's idle."""
 
-    data_loading: int = 0
-    """The CPU was in a data loader."""
-    synchronisation: int = 0
-    """The CPU waited for the device and then had nothing queued."""
-    host_bound: int
-    """The next work was launched after the gap began: the CPU was late."""
-    kernel_gap: int = 0
-    """The next work was already queued, or no launch is known."""
+    data_loading: int = 0  # The CPU was in a data loader
+    synchronisation: int = 0  # The CPU waited for the device and then had nothing queued
+    host_bound: int  # The next work was launched after the gap began: the CPU was late
+    kernel_gap: int = 0  # The next work was already queued, or no launch is known
     turn_around: int = 0
     """The kernel gaps, with at most 10 µs of each: a longer gap has another cause."""
     gaps: int
@@ -45,17 +41,13 @@ class LaunchCost:
     """The cost of starting device work; times in ns."""
 
     count: int
-    cpu: int
-    """Summed time of the runtime calls that started device work."""
-    delay_median: int
-    """Median time from the call's start to the work's."""
+    cpu: int  # Summed time of the runtime calls that started device work
+    delay_median: int  # Median time from the call's start to the work's
     delay_90: int
-    small: int
-    """Pieces of device work shorter than `small_below`."""
+    small: int  # Pieces of device work shorter than `small_below`
     small_time: int
     small_below: int
-    outrun: int
-    """Pieces of device work that were shorter than the call that started them."""
+    outrun: int  # Pieces of device work that were shorter than the call that started them
 
 
 def idle(trace: Trace, links: Links, activity: Activity) -> Idle:

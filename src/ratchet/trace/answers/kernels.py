@@ -14,8 +14,7 @@ from ratchet.trace.analysis.links import MODULE, Links, nest
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
 
 Sort = Literal["compute", "communication", "copy"]
-SMALL_KERNEL_NS = 10_000
-"""Work shorter than this can cost less than its launch."""
+SMALL_KERNEL_NS = 10_000  # Work shorter than this can cost less than its launch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,15 +27,11 @@ class KernelRow:
     total: int
     shortest: int
     longest: int
-    share: float
-    """As a share of all device work's summed time."""
-    op: str
-    """The CPU op that launched most of its time; empty if none did."""
-    shapes: str
-    """That op's input shapes, as the profiler wrote them."""
+    share: float  # As a share of all device work's summed time
+    op: str  # The CPU op that launched most of its time; empty if none did
+    shapes: str  # That op's input shapes, as the profiler wrote them
     module: str
-    unlinked: int
-    """Runs that no CPU op of this trace launched."""
+    unlinked: int  # Runs that no CPU op of this trace launched
 
     @property
     def mean(self) -> float:
@@ -51,12 +46,9 @@ class OpRow:
     shapes: str
     types: str
     count: int
-    cpu: int
-    """Summed duration, callees included."""
-    cpu_own: int
-    """Summed duration without the ops and runtime calls inside."""
-    device: int
-    """Device time of the work that it launched itself, callees excluded."""
+    cpu: int  # Summed duration, callees included
+    cpu_own: int  # Summed duration without the ops and runtime calls inside
+    device: int  # Device time of the work that it launched itself, callees excluded
     launches: int
     backward: bool
 
@@ -285,8 +277,7 @@ class AnnotationRow:
     name: str
     count: int
     cpu: int
-    device: int
-    """Summed device time of the work launched inside, on the mark's own thread."""
+    device: int  # Summed device time of the work launched inside, on the mark's own thread
     launches: int
 
 

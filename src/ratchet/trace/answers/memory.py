@@ -16,8 +16,7 @@ from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 Category = Literal["forward", "backward", "optimizer", "before the recording", "other"]
 _OPTIMIZER = re.compile(r"^Optimizer\.(step|zero_grad)")
-POINTS = 500
-"""A report keeps this many samples of the timeline."""
+POINTS = 500  # A report keeps this many samples of the timeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +26,8 @@ class MemoryUse:
     on_device: bool
     allocations: int
     frees: int
-    churn_bytes: int
-    """Bytes both allocated and freed in the recording."""
-    peak_bytes: int
-    """Most bytes allocated at once, including those from before the recording."""
+    churn_bytes: int  # Bytes both allocated and freed in the recording
+    peak_bytes: int  # Most bytes allocated at once, including those from before the recording
     peak_time: int
     peak_reserved_bytes: int
     at_peak: dict[Category, int]

@@ -36,8 +36,7 @@ class QueueSeries:
 
     device: int
     stream: int
-    time: Int64
-    """In ns."""
+    time: Int64  # In ns
     length: Int64
 
     def at_least(self, limit: int, start: int, end: int) -> Spans:
@@ -53,20 +52,14 @@ class QueueRow:
 
     device: int
     stream: int
-    start: int
-    """Start of the first bin and of the window. Work can be launched before the window."""
+    start: int  # Start of the first bin and of the window. Work can be launched before the window.
     end: int
     longest: int
-    limit: int
-    """The length that counts as full; 0 if unknown."""
-    full: int
-    """Time at or above the limit."""
-    blocked: int
-    """The part of `full` that a thread spent in a call that launches onto this stream."""
-    mean: tuple[float, ...]
-    """Mean length in each bin."""
-    peak: tuple[int, ...]
-    """Largest length in each bin."""
+    limit: int  # The length that counts as full; 0 if unknown
+    full: int  # Time at or above the limit
+    blocked: int  # The part of `full` that a thread spent in a call that launches onto this stream
+    mean: tuple[float, ...]  # Mean length in each bin
+    peak: tuple[int, ...]  # Largest length in each bin
 
 
 def queue_series(trace: Trace, links: Links) -> tuple[QueueSeries, ...]:
@@ -169,12 +162,9 @@ class StreamRow:
     device: int
     stream: int
     count: int
-    busy: int
-    """Time with work running, in ns."""
-    longest_queue: int
-    """Largest number of pieces of work waiting at once; a graph is one piece."""
-    mean_queue: float
-    """Mean over the window."""
+    busy: int  # Time with work running, in ns
+    longest_queue: int  # Largest number of pieces of work waiting at once; a graph is one piece
+    mean_queue: float  # Mean over the window
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,12 +173,9 @@ class CopyRow:
 
     name: str
     count: int
-    time: int
-    """Summed, in ns."""
-    size_bytes: int
-    """Counts only those whose size is in the trace."""
-    bytes_per_s: float
-    """Rate of those; 0 if no size is given."""
+    time: int  # Summed, in ns
+    size_bytes: int  # Counts only those whose size is in the trace
+    bytes_per_s: float  # Rate of those; 0 if no size is given
 
 
 def streams(trace: Trace, links: Links, activity: Activity) -> tuple[StreamRow, ...]:

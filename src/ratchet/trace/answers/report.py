@@ -39,10 +39,8 @@ class CarriedIn:
     """Device work from before the recording, which the window leaves out."""
 
     count: int
-    time: int
-    """Summed, in ns."""
-    kernels: dict[str, int]
-    """Summed time by name, in ns, the longest first."""
+    time: int  # Summed, in ns
+    kernels: dict[str, int]  # Summed time by name, in ns, the longest first
 
 
 def carried_in(trace: Trace, links: Links) -> CarriedIn:
@@ -60,12 +58,10 @@ class Report:
 
     name: str
     platform: Platform
-    on_device: bool
-    """True if device work was recorded. If not, all times are CPU times."""
+    on_device: bool  # True if device work was recorded. If not, all times are CPU times.
     device: str
     rank: int | None
-    epoch: int
-    """The time at which the trace's clock read 0, in ns; 0 if unknown."""
+    epoch: int  # The time at which the trace's clock read 0, in ns; 0 if unknown
     events: int
     window_is: str
     steps_are: str
@@ -81,13 +77,11 @@ class Report:
     collectives: tuple[CollectiveRow, ...]
     copies: tuple[CopyRow, ...]
     streams: tuple[StreamRow, ...]
-    queues: tuple[QueueRow, ...]
-    """Only streams with launches, those with most first."""
+    queues: tuple[QueueRow, ...]  # Only streams with launches, those with most first
     bandwidth: tuple[BandwidthRow, ...]
     sequences: tuple[SequenceRow, ...]
     critical_path: CriticalPath
-    counters: tuple[CounterRow, ...]
-    """Empty unless the recording took performance counters."""
+    counters: tuple[CounterRow, ...]  # Empty unless the recording took performance counters
     idle: Idle
     launches: LaunchCost
     memory: MemoryUse | None

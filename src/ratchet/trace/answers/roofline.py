@@ -39,19 +39,14 @@ class RooflineRow:
     shapes: str
     dtype: str
     count: int
-    time: int
-    """Device time, in ns; own CPU time on a CPU-only trace. Callees are included."""
+    time: int  # Device time, in ns; own CPU time on a CPU-only trace. Callees are included.
     flops: int
     size_bytes: int
-    ceiling: str
-    """Source of the device's ceilings, or the reason why there are none."""
+    ceiling: str  # Source of the device's ceilings, or the reason why there are none
     bound: Literal["compute", "memory", "unknown"]
-    least: int
-    """The time at the ceiling, in ns; 0 if the device's ceilings are not known."""
-    roof_flops_per_s: float
-    """The compute ceiling; 0 if it is not known."""
-    roof_bytes_per_s: float
-    """The bandwidth ceiling; 0 if it is not known."""
+    least: int  # The time at the ceiling, in ns; 0 if the device's ceilings are not known
+    roof_flops_per_s: float  # The compute ceiling; 0 if it is not known
+    roof_bytes_per_s: float  # The bandwidth ceiling; 0 if it is not known
 
     @property
     def flops_per_s(self) -> float:

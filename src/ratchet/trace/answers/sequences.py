@@ -79,16 +79,11 @@ def _numbers(left: Int64, right: Int64) -> Index:
 
 
 Under = Literal["op", "stream", "between products"]
-SHORTEST, LONGEST = 2, 8
-"""Lengths of the runs that are searched for on a stream."""
-LONGEST_UNDER_OP = 64
-"""Longer runs are whole graphs; `under_op` returns them."""
-LEAST = 2
-"""A run under an op or on a stream must occur this often."""
-ROWS = 40
-"""Rows kept of each sort: those that take most time."""
-NAMED = 16
-"""A row names this many kernels: the first."""
+SHORTEST, LONGEST = 2, 8  # Lengths of the runs that are searched for on a stream
+LONGEST_UNDER_OP = 64  # Longer runs are whole graphs; `under_op` returns them
+LEAST = 2  # A run under an op or on a stream must occur this often
+ROWS = 40  # Rows kept of each sort: those that take most time
+NAMED = 16  # A row names this many kernels: the first
 _TRIED = 200
 _ALREADY_FUSED = re.compile(r"triton_|_fused_", re.IGNORECASE)
 _MOVES_NOTHING = re.compile(
@@ -106,24 +101,20 @@ class SequenceRow:
 
     under: Under
     """Runs of one op's calls, runs anywhere on one stream, or runs between two products."""
-    name: str
-    """The op, the stream, or the module that launched most of it."""
+    name: str  # The op, the stream, or the module that launched most of it
     kernels: tuple[str, ...]
     """The first of them, in the order in which they were launched (under an op) or ran."""
     length: int
     count: int
     """Number of occurrences; on a stream they overlap no other of this run or an earlier one."""
-    time: int
-    """Summed over occurrences."""
+    time: int  # Summed over occurrences
     longest: int
     """Summed time of each occurrence's longest kernel: a fused kernel takes at least that."""
     gaps: int
     """Idle time between the kernels of an occurrence, with at most 10 µs of each gap: longer gaps
     have another cause. 0 under an op."""
-    cpu: int
-    """Summed duration of the op's calls; 0 elsewhere."""
-    op: str
-    """The op that launched most of the run's time."""
+    cpu: int  # Summed duration of the op's calls; 0 elsewhere
+    op: str  # The op that launched most of the run's time
 
     @property
     def could_win(self) -> int:
@@ -138,12 +129,9 @@ class _Line:
     name: str
     row: Index
     time: Int64
-    gap: Int64
-    """Idle time before each."""
-    stops: Bool
-    """True for copies and communication: every run ends there."""
-    products: Bool
-    """True for products: a run of fusible kernels ends there too."""
+    gap: Int64  # Idle time before each
+    stops: Bool  # True for copies and communication: every run ends there
+    products: Bool  # True for products: a run of fusible kernels ends there too
 
     @property
     def sums(self) -> Int64:

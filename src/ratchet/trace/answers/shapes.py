@@ -47,10 +47,8 @@ class OpWork:
     """The least that one call must do."""
 
     flops: int
-    size_bytes: int
-    """Every input read once and every output written once."""
-    dtype: str
-    """Type of the first floating-point input, as the profiler wrote it."""
+    size_bytes: int  # Every input read once and every output written once
+    dtype: str  # Type of the first floating-point input, as the profiler wrote it
 
 
 def parse_shapes(text: str) -> list[Json]:
@@ -180,10 +178,8 @@ class PrecisionRow:
     """Matrix kernels of one op, input precision and kernel precision; time in ns."""
 
     op: str
-    inputs: str
-    """Precision of the op's inputs; empty if shapes were not recorded."""
-    kernel: str
-    """Precision that the kernel's name states; `unknown` if it states none."""
+    inputs: str  # Precision of the op's inputs; empty if shapes were not recorded
+    kernel: str  # Precision that the kernel's name states; `unknown` if it states none
     count: int
     time: int
     example: str

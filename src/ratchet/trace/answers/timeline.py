@@ -14,21 +14,17 @@ from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.kernels import Sort, by_stream, device_rows
 from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
-BINS = 400
-"""Bins of a window: about as many as a screen has columns to show."""
-LANES = 16
-"""Streams or threads kept: the busiest."""
+BINS = 400  # Bins of a window: about as many as a screen has columns to show
+LANES = 16  # Streams or threads kept: the busiest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lane:
     """One sort of work, of one stream or thread or of all together."""
 
-    name: str
-    """The stream or thread; empty for all together."""
+    name: str  # The stream or thread; empty for all together
     sort: Sort
-    busy: tuple[int, ...]
-    """Busy ns in each bin."""
+    busy: tuple[int, ...]  # Busy ns in each bin
 
     @property
     def total(self) -> int:
@@ -43,10 +39,8 @@ class Timeline:
     start: int
     end: int
     bins: int
-    together: tuple[Lane, ...]
-    """Compute, communication and copies; a sort without work is left out."""
-    lanes: tuple[Lane, ...]
-    """By stream (by thread on a CPU-only trace), the busiest first."""
+    together: tuple[Lane, ...]  # Compute, communication and copies; a sort without work is left out
+    lanes: tuple[Lane, ...]  # By stream (by thread on a CPU-only trace), the busiest first
 
 
 def bin_edges(start: int, end: int) -> Int64:
@@ -116,10 +110,8 @@ class RateSeries:
     """The rate of one sort of copy as a step function: it holds from each `time` to the next."""
 
     name: str
-    time: Int64
-    """In ns."""
-    bytes_per_s: NDArray[np.float64]
-    """Summed over the copies of this sort that run at that time."""
+    time: Int64  # In ns
+    bytes_per_s: NDArray[np.float64]  # Summed over the copies of this sort that run at that time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,15 +119,11 @@ class BandwidthRow:
     """One sort of copy over the window, in equal bins; times in ns."""
 
     name: str
-    start: int
-    """Start of the first bin and of the window."""
+    start: int  # Start of the first bin and of the window
     end: int
-    size_bytes: int
-    """Counts only copies whose size is in the trace."""
-    busiest: float
-    """Bytes a second of the fastest bin."""
-    bytes_per_s: tuple[float, ...]
-    """Mean of each bin, idle time included."""
+    size_bytes: int  # Counts only copies whose size is in the trace
+    busiest: float  # Bytes a second of the fastest bin
+    bytes_per_s: tuple[float, ...]  # Mean of each bin, idle time included
 
 
 def copy_rates(trace: Trace, links: Links) -> tuple[RateSeries, ...]:

@@ -28,8 +28,7 @@ PLATFORMS: dict[Platform, str] = {
     "mtia": "an MTIA device",
     "cpu": "a CPU",
 }
-EPOCH = "baseTimeNanoseconds"
-"""Kineto's name for the time from which its stamps count."""
+EPOCH = "baseTimeNanoseconds"  # Kineto's name for the time from which its stamps count
 
 
 class Kind(IntEnum):
@@ -139,11 +138,9 @@ class Trace:
 
     name: str
     strings: list[str]
-    lanes: list[tuple[str, str]]
-    """(process, thread) as written, by lane number."""
+    lanes: list[tuple[str, str]]  # (process, thread) as written, by lane number
     kind: NDArray[np.uint8]
-    text: Int32
-    """The event's name, a number into `strings`."""
+    text: Int32  # The event's name, a number into `strings`
     start: Int64
     duration: Int64
     lane: Int32
@@ -151,8 +148,7 @@ class Trace:
     external: Int64
     stream: Int32
     device: Int32
-    size: Int64
-    """Bytes that a copy or fill moved, -1 if the trace does not say."""
+    size: Int64  # Bytes that a copy or fill moved, -1 if the trace does not say
     ops: Ops
     collectives: Collectives
     memory: MemoryEvents

@@ -41,8 +41,7 @@ from ratchet.trace.read.times import CLIPPED, FAR, MISSING, clipped, far_outside
 GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
 """c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: those with device memory."""
 _NO_OTHERS = (WorkEvent, Unused)
-_LONGEST = 2**59
-"""18 years in ns: a longer duration is not valid."""
+_LONGEST = 2**59  # 18 years in ns: a longer duration is not valid
 
 
 class Gatherer:

@@ -30,12 +30,9 @@ from ratchet.trace.read.stream import Stream
 
 SMALLEST = 64 << 20
 """Smallest share in bytes: for fewer, starting a process costs more than it saves."""
-_START = 32 << 20
-"""Bytes read here while another process starts."""
-_MOST = 4
-"""Most processes at once: all of them hold memory at the same time."""
-_WINDOW = 1 << 20
-"""An event must end within so many bytes."""
+_START = 32 << 20  # Bytes read here while another process starts
+_MOST = 4  # Most processes at once: all of them hold memory at the same time
+_WINDOW = 1 << 20  # An event must end within so many bytes
 _FIRST = re.compile(rb'(?:"traceEvents"\s*:\s*|^\s*)\[\s*\{\s*("[^"\\]*"\s*:)')
 _CODE = """
 import json, sys

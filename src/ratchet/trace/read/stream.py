@@ -133,8 +133,7 @@ BLOCK = 1 << 20
 """Bytes decoded at once: large enough to hide the calls, small enough for the CPU's cache."""
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BARE = re.compile(rb"\s*\[")
-_ARRAY_BYTES = 1024
-"""Longer than any match of `_ARRAY`, with any indentation."""
+_ARRAY_BYTES = 1024  # Longer than any match of `_ARRAY`, with any indentation
 _SPACE = re.compile(r"[ \t\n\r]*")
 _COMMA = re.compile(r"[ \t\n\r]*,[ \t\n\r]*")
 _FIRST_COMMA = re.compile(rb"[ \t\n\r]*,[ \t\n\r]*")
@@ -164,8 +163,7 @@ class Stream:
     end: int | None = None
     header: bytes = b""
     footer: bytes = b""
-    ended: bool = False
-    """True once the event array's end is reached."""
+    ended: bool = False  # True once the event array's end is reached
     _awaits_comma: bool = False
     """True if the text so far ended between an event and the comma after it."""
 
@@ -280,12 +278,9 @@ def raw_events(
 
 
 class _Bounds(NamedTuple):
-    end: int
-    """End of the last whole event."""
-    rest: int
-    """Start of the text after it."""
-    ended: bool
-    """True if the array ends between the two."""
+    end: int  # End of the last whole event
+    rest: int  # Start of the text after it
+    ended: bool  # True if the array ends between the two
     awaits_comma: bool = False
     """True if the text ends with a whole event: its comma comes with the next text."""
 

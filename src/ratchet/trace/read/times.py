@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind
 
-MISSING = -(2**62)
-"""A missing or unreadable time; no real time reaches it."""
+MISSING = -(2**62)  # A missing or unreadable time; no real time reaches it
 EARLIEST, LATEST = -(2**60), 2**61
 """Bounds of a valid time: 36 years before the clock's zero, 73 after."""
 _COMMA, _DOT, _ZERO, _NINE = b",.09"
@@ -82,8 +81,7 @@ def _one(token: bytes) -> int:
 # stream. Old profilers write kernels whose times they lost at 0, hours before all others. Added up,
 # either makes a step of milliseconds last seconds.
 
-LEAST_FAR = 10_000_000
-"""10 ms: work that lies nearer to a step than this is never far outside."""
+LEAST_FAR = 10_000_000  # 10 ms: work that lies nearer to a step than this is never far outside
 SPARE = 20_000
 """20 us: slices of healthy recordings overlap the next on their stream by up to 13 us (a V100 in
 2020; MI100 by 0.6 us)."""

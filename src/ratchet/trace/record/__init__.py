@@ -25,8 +25,7 @@ class Schedule:
     wait: int = 3
     warmup: int = 2
     active: int = 3
-    memory: bool = True
-    """Record allocations too."""
+    memory: bool = True  # Record allocations too
 
     def __post_init__(self) -> None:
         if self.wait < 0 or self.warmup < 0 or self.active < 1:

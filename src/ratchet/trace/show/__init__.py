@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ratchet.trace.answers.kernels import OpRow
     from ratchet.trace.answers.memory import MemoryUse
 
-STEPS = 60
-"""Number of steps drawn: the first."""
+STEPS = 60  # Number of steps drawn: the first
 Traced = Ranks | Report
 _BRIEF_STEPS = 8
 _ROOFLINES = 5

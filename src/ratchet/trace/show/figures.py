@@ -44,8 +44,7 @@ _COLOURS = {
     "unknown": "idle",
 }  # fmt: skip
 """Colours of sorts of work and kinds of the critical path; others have their own name."""
-_SEEN = 0.0005
-"""Share of the window below which a stream is not drawn, unless it is the busiest."""
+_SEEN = 0.0005  # Share of the window below which a stream is not drawn, unless it is the busiest
 _LANE_PERCENT_PER_LETTER = 0.85
 _SERIES = ("compute", "exposed_communication", "exposed_copy", "fourth", "fifth", "idle")
 """Colours for ranks and types, in order; the last is for all others."""

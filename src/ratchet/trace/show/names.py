@@ -136,10 +136,8 @@ _TENSILE = re.compile(
 )
 """The layouts and types in the name of a Tensile product."""
 _TENSILE_FACTS = re.compile(r"(?<=_)(?:MT\d+x\d+x\d+|ISA\w+?)(?=_|$)")
-_READ = 2048
-"""Letters read of a demangled name: Composable Kernel's have tens of thousands."""
-_WORD = re.compile(r"[A-Za-z]*[^A-Za-z]?$")
-"""The last, perhaps incomplete, word of a text."""
+_READ = 2048  # Letters read of a demangled name: Composable Kernel's have tens of thousands
+_WORD = re.compile(r"[A-Za-z]*[^A-Za-z]?$")  # The last, perhaps incomplete, word of a text
 
 
 def short_kernel(name: str, width: int = 56) -> str:

@@ -23,12 +23,10 @@ from ratchet.trace.show.names import last_modules, short_kernel, short_kernels, 
 if TYPE_CHECKING:
     from ratchet.trace.answers.report import Report
 
-ROWS = 400
-"""Rows of a table on the page. `--json` and `--parquet` have all."""
+ROWS = 400  # Rows of a table on the page. `--json` and `--parquet` have all.
 NAME, BRIEF_NAME = 90, 44
 """Letters of a kernel's name on the page; on the terminal, where a table must fit 80 columns."""
-FITS = 34
-"""Letters of a name that its column shows; the tooltip has the full name."""
+FITS = 34  # Letters of a name that its column shows; the tooltip has the full name
 BRIEF: m.On = "both"
 Row = m.TableRow
 
@@ -112,8 +110,7 @@ class Described:
     note: str = ""
     cpu_title: str = ""
     cpu_order: str = ""
-    only: str = ""
-    """A field that must not be 0 for a row to be on the page."""
+    only: str = ""  # A field that must not be 0 for a row to be on the page
 
     def rows(self, found: Report) -> Sequence[Row]:
         if self.key == "critical_path":

@@ -166,8 +166,7 @@ class CommunicationRow:
     size_bytes: int
     duration: int
     exposed: int
-    bus_bandwidth: float
-    """The mean over the time of those that have one; 0 without any."""
+    bus_bandwidth: float  # The mean over the time of those that have one; 0 without any
 
 
 def communication_rows(collectives: Iterable[CollectiveRow]) -> list[CommunicationRow]:
