@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from ratchet.base import address
 from ratchet.base.measure import Arm, Sample
 from ratchet.base.measure.contest import batch_iterations
 from ratchet.base.measure.metrics import BASELINE, CPU_TIME, NEW, PEAK_MEMORY, TIME, TWIN, Readings
@@ -23,9 +24,6 @@ from ratchet.train.workloads.names import LoadOptions
 if TYPE_CHECKING:
     from ratchet.train.workloads.step import TrainingStep
     from ratchet.train.workloads.workload import Workload
-
-
-FACTORY = "ratchet.guard.compare.workloads:make_step"
 
 
 def make_step(
@@ -41,6 +39,9 @@ def make_step(
     built, _ = load_checked(workload, **options)
     step = build(built, changes, recipe)
     return ComparedStep(built, step.config, step=step)
+
+
+FACTORY = address(make_step)
 
 
 def build(workload: Workload, changes: Mapping[str, object], recipe: str | None) -> TrainingStep:

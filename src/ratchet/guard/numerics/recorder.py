@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.hooks import RemovableHandle
 
-from ratchet.base import Json
+from ratchet.base import Json, address
 from ratchet.base.errors import GuardError
 from ratchet.base.serialise import document_of
 from ratchet.guard.compare.workloads import build
@@ -216,9 +216,6 @@ def _describe(tensor: Tensor) -> str:
     return f"{dtype} {size}, {low:.4g} to {high:.4g}"
 
 
-FACTORY = "ratchet.guard.numerics.recorder:NumericsRecorder"
-
-
 class NumericsRecorder:
     """Records one side; every call builds the workload anew, with its first weights.
 
@@ -361,6 +358,9 @@ class NumericsRecorder:
             )
             return build_step(in_double, config)
         return build(workload, self._changes, self._recipe)
+
+
+FACTORY = address(NumericsRecorder)
 
 
 def _quietly(step: TrainingStep, index: int = 0) -> None:

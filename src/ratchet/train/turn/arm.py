@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from ratchet.base import address
 from ratchet.base.errors import WorkloadError
 from ratchet.base.serialise import document_of
 from ratchet.train.recipe.installed import activate_proven
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from ratchet.train.workloads.workload import Workload
 
 
-FACTORY = "ratchet.train.turn.arm:make_arm"
-PROBE_FACTORY = "ratchet.train.turn.arm:make_probe"
-SHRUNK_FACTORY = "ratchet.train.turn.arm:make_shrunk_arm"
 REPLAYED = 3  # Calls of a step after which torch replays its graph of launches
 BATCHES = 8
 """Distinct batches that an arm cycles through: real data, tokenised before the clock starts."""
@@ -61,6 +59,9 @@ def make_arm(
     return StepArm(built, msgspec.convert(config, StepConfig), is_random=is_random)
 
 
+FACTORY = address(make_arm)
+
+
 def make_shrunk_arm(
     *,
     workload: str,
@@ -73,6 +74,9 @@ def make_shrunk_arm(
     use_device(options)
     activate_proven(kernels)
     return ShrunkArm(workload, options, msgspec.convert(config, StepConfig))
+
+
+SHRUNK_FACTORY = address(make_shrunk_arm)
 
 
 def use_device(options: LoadOptions) -> None:
@@ -88,6 +92,9 @@ def use_device(options: LoadOptions) -> None:
 def make_probe() -> VectorProbe:
     """Prepare to probe the CPU's vector instructions."""
     return VectorProbe()
+
+
+PROBE_FACTORY = address(make_probe)
 
 
 class StepArm:
@@ -344,8 +351,6 @@ class ShrunkArm:
 #
 # It answers what `StepArm` answers of such a step, and runs nothing.
 
-SHAPES_FACTORY: Final = "ratchet.train.turn.arm:make_shapes_arm"
-
 
 def make_shapes_arm(*, workload: str, options: LoadOptions) -> ShapesArm:
     """Build the workload in this process, as a GPU would run it."""
@@ -355,6 +360,9 @@ def make_shapes_arm(*, workload: str, options: LoadOptions) -> ShapesArm:
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     return ShapesArm(load_shapes(workload, mode, **options), mode)
+
+
+SHAPES_FACTORY: Final = address(make_shapes_arm)
 
 
 class ShapesArm:

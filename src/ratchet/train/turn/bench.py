@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ratchet.base import git
+from ratchet.base import address, git
 from ratchet.base.devices.gpu_use import warnings_of
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
@@ -23,8 +23,6 @@ from ratchet.train.workloads.names import SIZES, LoadOptions
 if TYPE_CHECKING:
     from ratchet.train.workloads.bench import BenchResult
     from ratchet.train.workloads.workload import Workload
-
-FACTORY = "ratchet.train.turn.bench:make_bench"
 
 
 class BenchArm:
@@ -60,6 +58,9 @@ def make_bench(*, workload: str, options: LoadOptions) -> BenchArm:
     from ratchet.train.workloads.check import load_checked
 
     return BenchArm(*load_checked(workload, **options))
+
+
+FACTORY = address(make_bench)
 
 
 def bench_all(
