@@ -39,7 +39,7 @@ from ratchet.train.levers.system import CHECKPOINTING
 from ratchet.train.recipe import (
     Candidate,
     ModelSignature,
-    facts,
+    describe,
     signature_of,
     wanted_libraries,
     with_config,
@@ -338,8 +338,8 @@ def optimize_rank(turn: _Turn) -> OneProcess:
     wanted = wanted_libraries(config)
     kernels = tuple(one for one in outcome.recipe.kernels if one.library in wanted)
     return OneProcess(
-        found=Candidate(title=facts(config), config=config, kernels=kernels),
-        reason="; ".join([facts(config), *left]),
+        found=Candidate(title=describe(config), config=config, kernels=kernels),
+        reason="; ".join([describe(config), *left]),
         changes=changes,
     )
 

@@ -57,6 +57,12 @@ def keep_freed_memory() -> bool:
     return all(mallopt(parameter, value) == 1 for parameter, value in MALLOPT)
 
 
+# Functions of a setting have names: a lambda in an annotation sees no global of this module.
+def enter_allocator(kind: str, _: StepConfig) -> None:
+    if kind == "mallopt":
+        keep_freed_memory()
+
+
 def pin(affinity: bool, config: StepConfig) -> None:
     """Pin the process to its first `threads` allowed cores, if the system supports it."""
     if not hasattr(os, "sched_setaffinity"):
@@ -201,7 +207,7 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             words=str,
             in_graphs=False,
             variables=allocator_variables,
-            enter=lambda kind, _: keep_freed_memory() if kind == "mallopt" else None,
+            enter=enter_allocator,
         ),
     ] = "default"
     huge_pages: Annotated[
