@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ratchet.amd.emulator import loading
+from ratchet.amd.emulator import linking, loading
 from ratchet.amd.emulator.decode import DecodedKernel, decode
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import Emulator, LaunchCounts
@@ -119,7 +119,7 @@ class Recorder:
             return plain_decode(text)
 
         Emulator.run = run  # type: ignore[method-assign]
-        loading.decode = decoded  # type: ignore[assignment]
+        linking.decode = decoded  # type: ignore[assignment]
 
 
 class Launchers:
@@ -129,8 +129,8 @@ class Launchers:
         self.made: list[Any] = []
         plain = loading.EmulatedLauncher.__init__
 
-        def kept(launcher: Any, *given: Any) -> None:
-            plain(launcher, *given)
+        def kept(launcher: Any, **given: Any) -> None:
+            plain(launcher, **given)
             self.made.append(launcher)
 
         loading.EmulatedLauncher.__init__ = kept  # type: ignore[method-assign]
@@ -138,7 +138,7 @@ class Launchers:
     def forget(self) -> None:
         """Decode every kernel again."""
         for one in self.made:
-            one._kernel.cache_clear()
+            one.kernel.cache_clear()
 
 
 def outcome(entry: Any, problem: Problem, case: Case) -> list[torch.Tensor] | str:

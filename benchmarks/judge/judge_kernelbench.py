@@ -21,7 +21,6 @@ from judge_aa import busy
 from kernelbench_kinds import KINDS
 
 from ratchet.judge.api import as_problem
-from ratchet.judge.court.calls import TIME_LIMIT_S
 from ratchet.judge.kernels.kernel_file import built_in_kernel
 from ratchet.judge.terms import Terms
 from ratchet.judge.trial.kernel_trial import KernelJudge
@@ -56,9 +55,9 @@ def _verdict(name: str) -> Verdict:
         judge.begin("torch")
         path = Path(folder) / f"{name}.py"
         path.write_text(KINDS[name].text())
-        problem = as_problem(path, Terms(time_limit_s=TIME_LIMIT_S), describe=judge.describe)
+        problem = as_problem(path, Terms(), describe=judge.describe)
         eager, spent_s = built_in_kernel(problem, "eager"), time.monotonic() - began
-        return judge.judge(eager, problem, time_limit_s=TIME_LIMIT_S, spent_s=spent_s)
+        return judge.judge(eager, problem, time_limit_s=Terms().time_limit_s, spent_s=spent_s)
 
 
 if __name__ == "__main__":
