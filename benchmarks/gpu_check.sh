@@ -41,7 +41,7 @@ if [ -z "$dry" ]; then
     missing=$(python3 -c 'import sys
 from importlib.util import find_spec
 print(*[one for one in sys.argv[1].split() if find_spec(one) is None])' "$NEEDED")
-    [ -z "$missing" ] || { echo "{\"failed\": \"missing here: $missing\"}"; exit 2; }
+    [ -z "$missing" ] || { echo "{\"failed\": \"missing here: $missing\"}"; rm -r "$out"; exit 2; }
 fi
 beside=
 
