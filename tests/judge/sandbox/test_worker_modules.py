@@ -17,6 +17,7 @@ import pytest
 import ratchet
 from ratchet.amd.compile.process import PROFILE_WORKER
 from ratchet.amd.profile import inspect_kernel
+from ratchet.base.errors import JudgeError
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.suites import find_problem
@@ -146,6 +147,12 @@ def test_nothing_that_tells_what_is_right_is_on_a_list(worker: str) -> None:
     for path, place in package_files(worker):
         assert path.exists(), path
         assert place.startswith("ratchet/")
+
+
+def test_an_installation_from_before_a_pull_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ratchet.judge.sandbox.view.entry_points", lambda group: [])
+    with pytest.raises(JudgeError, match="install it again"):
+        list(package_files(CPP_WORKER))
 
 
 def refusal(kernel: Kernel, zygote: CandidateZygote | None = None) -> str:

@@ -21,7 +21,7 @@ from typing import Final
 
 from ratchet import base
 from ratchet.base import FOLDER, file_of
-from ratchet.base.errors import CompilerMissing
+from ratchet.base.errors import CompilerMissing, JudgeError
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.keeper import Opened
@@ -85,8 +85,12 @@ def modules_of(worker: str) -> tuple[str, ...]:
 def package_files(worker: str) -> Iterator[tuple[Path, str]]:
     """Yield each file or folder in a sandbox, and its place below the folder of the code.
 
-    A module's compiled form goes with it if it is kept: a worker then starts faster.
+    A module's compiled form goes with it if it is kept: a worker then starts faster. Raises
+    JudgeError if the installed package says nothing of workers, as one from before a pull does.
     """
+    data = entry_points(group=DATA)
+    if not data:
+        raise JudgeError(f"the installed torch-ratchet has no {DATA!r}: install it again")
     modules = modules_of(worker)
     for name in modules:
         path = file_of(name)
@@ -95,7 +99,7 @@ def package_files(worker: str) -> Iterator[tuple[Path, str]]:
         kept = Path(importlib.util.cache_from_source(str(path)))
         if kept.is_relative_to(FOLDER) and kept.is_file():
             yield kept, _place(kept)
-    for one in entry_points(group=DATA):
+    for one in data:
         home = file_of(one.module)
         if one.module in modules and home is not None:
             yield home.parent / one.name, _place(home.parent / one.name)
