@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ from ratchet.cli.app import (
     COMMAND,
     PROBLEM_HELP,
     AsJson,
-    Debug,
     EntryName,
     LedgerUrl,
     ScaleFactor,
@@ -24,9 +23,6 @@ from ratchet.cli.app import (
     print_result,
     show,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()
@@ -79,7 +75,6 @@ def port(
     ] = None,
     as_json: AsJson = False,
     ledger: LedgerUrl = None,
-    debug: Debug = False,
 ) -> None:
     """Port CUDA and Triton code to ROCm: findings, a patch, and a compilation for AMD GPUs.
 
@@ -167,7 +162,6 @@ def inspect(
     ] = None,
     scale: ScaleFactor = "1",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Compile a kernel for AMD GPUs without one: registers, spills, occupancy.
 
@@ -227,7 +221,6 @@ def emulate(
         typer.Option(min=1000, metavar="N", help="Most wave instructions of one launch."),
     ] = 2_000_000_000,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Run a Triton program on an emulated AMD GPU: `-- pytest test_it.py`, `-- python it.py`.
 

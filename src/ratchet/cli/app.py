@@ -26,9 +26,6 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show an error's traceback instead of one line.")
-]
 LedgerUrl = Annotated[
     str | None,
     typer.Option(
@@ -91,6 +88,9 @@ def _version(value: bool) -> None:
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show an error's traceback instead of one line.")
     ] = False,
 ) -> None:
     """Make PyTorch training faster: every change is measured, judged and proven."""

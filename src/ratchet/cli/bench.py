@@ -9,7 +9,6 @@ import typer
 from ratchet.cli.app import (
     AsJson,
     BatchSize,
-    Debug,
     DeviceName,
     LedgerUrl,
     ParallelWords,
@@ -41,7 +40,6 @@ def bench(
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure step time, tokens/s, MFU and peak memory, and store them in the ledger.
 
@@ -83,7 +81,6 @@ def device(
         bool, typer.Option("--fresh", help="Measure the ceilings again and ignore cached ones.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Describe this machine and measure its ceilings."""
     from ratchet.base.devices import ceilings, describe, device_report

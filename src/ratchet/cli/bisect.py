@@ -10,7 +10,6 @@ import typer
 from ratchet.cli.app import (
     COMMAND,
     AsJson,
-    Debug,
     after_dashes,
     app,
     finite,
@@ -55,7 +54,6 @@ def bisect(
     keep: Annotated[bool, typer.Option("--keep", help="Keep checkouts and pairs.")] = False,
     seed: Annotated[int, typer.Option(help="Of the order within pairs.")] = 0,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Find the commit that changed how fast COMMAND is, with noisy measurements.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -41,13 +42,21 @@ for other in entry_points(group=GROUP):
 @functools.cache
 def commands() -> Any:
     """Return the app as click's command; a process that runs several builds it once."""
-    _show_no_type_of_flags()
-    return typer.main.get_command(app)
-
-
-def _show_no_type_of_flags() -> None:
-    """Leave out the `<bool>` that newer versions of typer show for an option without a value."""
     option: Any = typer.core.TyperOption
     shown = getattr(option, "display_type_rich", None)
-    if shown is not None:
+    if shown is not None:  # newer versions of typer show a `<bool>` for an option without a value
         option.display_type_rich = lambda self, ctx: None if self.is_flag else shown(self, ctx)
+    root = typer.main.get_command(app)
+    # `main` takes --debug out of the words of every command; their help shows it.
+    (debug,) = (one for one in root.params if one.name == "debug")
+    debug.expose_value = False
+    for command in _leaves(root):
+        command.params.append(debug)
+    return root
+
+
+def _leaves(command: Any) -> Iterator[Any]:
+    if not hasattr(command, "commands"):
+        yield command
+    for inner in getattr(command, "commands", {}).values():
+        yield from _leaves(inner)

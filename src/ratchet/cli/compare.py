@@ -13,7 +13,6 @@ from ratchet.cli.app import (
     COMMAND,
     AsJson,
     BatchSize,
-    Debug,
     DeviceName,
     LedgerUrl,
     PrecisionName,
@@ -100,7 +99,6 @@ def compare(
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Compare two ways of running something, in adjacent pairs, until the answer is clear.
 
@@ -177,7 +175,6 @@ def repro(
     ] = None,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Write a script that shows a finding, with its environment and an issue in Markdown.
 

@@ -10,7 +10,6 @@ import typer
 from ratchet.cli.app import (
     AsJson,
     BatchSize,
-    Debug,
     DeviceName,
     LedgerUrl,
     PrecisionName,
@@ -63,7 +62,6 @@ def export(
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Export a recipe's proven kernels, a patch of a script, or a workload's programs.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, group, print_json, show
+from ratchet.cli.app import AsJson, LedgerUrl, group, print_json, show
 
 commands = group(
     "history", "Follow results over commits: change points, incidents, import and export."
@@ -33,7 +33,6 @@ def show_(
     ] = "1%",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Find the change points of all series, and bring the incidents up to date.
 
@@ -93,7 +92,6 @@ def import_(
     ] = False,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Add results from a file to the ledger, all or none; what it holds already is skipped."""
     from ratchet.base.ledger import Ledger
@@ -133,7 +131,6 @@ def export(
     only: Only = "",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Write results of the ledger to a file."""
     from ratchet.base.ledger import Ledger
@@ -160,7 +157,6 @@ def _marking(event: Literal["acknowledged", "resolved"]) -> Callable[..., None]:
         note: Note = "",
         ledger: LedgerUrl = None,
         as_json: AsJson = False,
-        debug: Debug = False,
     ) -> None:
         from ratchet.base.ledger import Ledger
         from ratchet.base.ledger.books import ObservationBook

@@ -14,7 +14,6 @@ from ratchet.base.serialise import document_of
 from ratchet.cli.app import (
     PROBLEM_HELP,
     AsJson,
-    Debug,
     DeviceName,
     EntryName,
     LedgerUrl,
@@ -22,6 +21,7 @@ from ratchet.cli.app import (
     app,
     print_json,
     print_result,
+    show,
 )
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
     from ratchet.judge.problems.templates import problem_table, problems_report
 
     table = problem_table((find_problem(name), family) for name, family in families.items())
-    if as_json:
-        print_json({"problems": records(table)})
-    else:
-        print_result(problems_report(table))
+    show(as_json, lambda: {"problems": records(table)}, lambda: problems_report(table))
 
 
 def show_problem(problem: str | None, language: str | None, terms: Terms, *, as_json: bool) -> None:
@@ -96,7 +93,7 @@ def judge(
             help="List the shipped problems. PROBLEM is then a pattern: --list 'softmax*'.",
         ),
     ] = False,
-    show: Annotated[
+    shown: Annotated[
         bool,
         typer.Option(
             "--show",
@@ -199,7 +196,6 @@ def judge(
     ),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Decide whether a kernel is right and faster, and show the evidence.
 
@@ -224,10 +220,10 @@ def judge(
         frozen_weights=frozen_weights,
         profile=profile,
     )
-    if language is not None and not show:
+    if language is not None and not shown:
         raise RatchetError("--template needs --show PROBLEM: add it, or leave --template out")
-    if listed or show:
-        if kernels or (listed and show):
+    if listed or shown:
+        if kernels or (listed and shown):
             raise RatchetError("--list and --show take no KERNEL and exclude each other: give one")
         if listed:
             return list_problems(problem, as_json=as_json)
@@ -360,10 +356,11 @@ def _judge_suite(
             run.run(keep)
     result = run.result()
     paths = write_suite(result, pages, out)
-    if as_json:
-        print_json(document_of(result) | {"paths": paths})
-    else:
-        print_result(suite_report(result, paths=paths))
+    show(
+        as_json,
+        lambda: document_of(result) | {"paths": paths},
+        lambda: suite_report(result, paths=paths),
+    )
     if result.interrupted:
         return INTERRUPTED
     return PROVEN if all_right(result.rows) else NOT_PROVEN

@@ -8,21 +8,15 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_json, print_result
+from ratchet.cli.app import AsJson, LedgerUrl, group, print_json, print_result
 
 DONE, NOTHING = 0, 1
 DOCUMENT = "path title kind size_bytes passages added_at shipped"
 PASSAGE = "title path place text score source"
 
-commands = typer.Typer()
-app.add_typer(commands, name="knowledge")
-
-
-@commands.callback(invoke_without_command=True)
-def knowledge(context: typer.Context) -> None:
-    """Index documents that language models may cite when they write kernels."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+commands = group(
+    "knowledge", "Index documents that language models may cite when they write kernels."
+)
 
 
 @commands.command()
@@ -36,7 +30,6 @@ def add(
     ],
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Index a file, or every file below a folder. A changed file replaces its old text.
 
@@ -69,7 +62,7 @@ def add(
 
 
 @commands.command(name="list")
-def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False, debug: Debug = False) -> None:
+def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
     """List the indexed documents, and the notes that ship with Ratchet."""
     from ratchet.base.show.words import counted, show_bytes
     from ratchet.write.knowledge.index import index_path, open_index
@@ -93,7 +86,6 @@ def search(
     most: Annotated[int, typer.Option("--most", min=1, max=100, help="Passages to show.")] = 5,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show the passages that fit a query best, with their sources.
 
@@ -119,7 +111,6 @@ def remove(
     ],
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Remove a document from the index, or all below a folder. The files stay."""
     from ratchet.write.knowledge.index import index_path, open_index

@@ -15,7 +15,7 @@ import typer
 from ratchet.base.errors import LearnError
 from ratchet.base.serialise import document_of
 from ratchet.base.show.words import parse_share
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, finite, print_json, print_result
+from ratchet.cli.app import AsJson, LedgerUrl, finite, group, print_json, show
 from ratchet.write.learn.config import LearnConfig, LearnSetting, check_range, settings
 
 if TYPE_CHECKING:
@@ -273,15 +273,9 @@ def _deadline(minutes: float | None) -> float | None:
 
 OUT = Path("ratchet-learn")
 
-commands = typer.Typer()
-app.add_typer(commands, name="learn")
-
-
-@commands.callback(invoke_without_command=True)
-def learn(context: typer.Context) -> None:
-    """Train an author on the judge's verdicts: corpus, pretrain, sft, grpo, eval, loop."""
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+commands = group(
+    "learn", "Train an author on the judge's verdicts: corpus, pretrain, sft, grpo, eval, loop."
+)
 
 
 @commands.command()
@@ -301,7 +295,6 @@ def corpus(
     ] = "cpu",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Collect what to learn from: the ledger's kernels, the generator's triples, and text."""
     train, held = _split(families, unseen, per_family, config.seed)
@@ -346,7 +339,6 @@ def pretrain(
     config: LearnConfig,
     minutes: Minutes = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Train the small Llama on the corpus's text, or take a model as it is."""
     run_stage("pretrain", config, out, corpus=corpus, minutes=minutes, as_json=as_json)
@@ -366,7 +358,6 @@ def sft(
     config: LearnConfig,
     minutes: Minutes = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Teach a model the corpus's answers, and replay pretraining text meanwhile."""
     run_stage("sft", config, out, corpus=corpus, minutes=minutes, as_json=as_json, start=start)
@@ -392,7 +383,6 @@ def grpo(
     fleet: Fleet = "local",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Train a policy on the judge's answers on its own kernels."""
     run_stage(
@@ -415,7 +405,6 @@ def evaluate(
     fleet: Fleet = "local",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
     _, held = _split(None, unseen, per_family, config.seed)
@@ -468,7 +457,6 @@ def loop(
     fleet: Fleet = "local",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Train, judge and train again; a policy is kept only if it is better and forgot little."""
     from ratchet.write.writing_result import parse_budget_s, parse_fleet
@@ -499,15 +487,17 @@ def loop(
     )
     with open_court(ledger, machines) as court, BudgetLine(budget_s) as progress:
 
-        def show(report: LearnReport, words: str) -> None:
+        def follow(report: LearnReport, words: str) -> None:
             progress.spend(words)
             refresh_page(report, out)
 
-        result = Loop(config=config, options=options, court=court, out=out, show=show).run()
+        result = Loop(config=config, options=options, court=court, out=out, show=follow).run()
     paths = write_report(result, out)
-    if as_json:
-        return print_json(document_of(result) | {"paths": paths})
-    print_result(learn_report(result, paths))
+    show(
+        as_json,
+        lambda: document_of(result) | {"paths": paths},
+        lambda: learn_report(result, paths),
+    )
 
 
 def _split(

@@ -10,14 +10,12 @@ import typer
 from ratchet.cli.app import (
     AsJson,
     BatchSize,
-    Debug,
     DeviceName,
     PrecisionName,
     SequenceLength,
     TextFile,
     app,
-    print_json,
-    print_result,
+    show,
 )
 
 TOO_MUCH = 1
@@ -53,7 +51,6 @@ def memory(
     text: TextFile = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure the memory of a training step, and fit the step into a budget.
 
@@ -85,10 +82,7 @@ def memory(
             ),
             progress.say,
         )
-    if as_json:
-        print_json(memory_document(found))
-    else:
-        print_result(memory_report(found))
+    show(as_json, lambda: memory_document(found), lambda: memory_report(found))
     if found.fitted is not None and not found.fitted.fits:
         raise typer.Exit(TOO_MUCH)
 
@@ -100,7 +94,4 @@ def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
     if fit is not None:
         raise typer.BadParameter("a snapshot is only read: give a workload to --fit")
     found = read_snapshot(path)
-    if as_json:
-        print_json(found)
-    else:
-        print_result(snapshot_report(found))
+    show(as_json, lambda: found, lambda: snapshot_report(found))

@@ -11,7 +11,6 @@ import typer
 from ratchet.cli.app import (
     AsJson,
     BatchSize,
-    Debug,
     DeviceName,
     LedgerUrl,
     ParallelWords,
@@ -19,8 +18,7 @@ from ratchet.cli.app import (
     SequenceLength,
     TextFile,
     app,
-    print_json,
-    print_result,
+    show,
 )
 
 
@@ -78,7 +76,6 @@ def optimize(
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Make a training step faster: measure it, try changes, prove them, write a recipe.
 
@@ -111,11 +108,11 @@ def optimize(
         from ratchet.scale.parallel.turn import levers_on_ranks
 
         levers, reasons = levers_on_ranks(settings)
-        if as_json:
-            print_json({"levers": list(levers), "not_tried": reasons})
-        else:
-            print_result(rank_levers_report(levers, reasons))
-        return
+        return show(
+            as_json,
+            lambda: {"levers": list(levers), "not_tried": reasons},
+            lambda: rank_levers_report(levers, reasons),
+        )
     from ratchet.train.turn.comparisons import TurnProgress
 
     with TurnProgress(settings.budget_s) as progress:
@@ -130,15 +127,14 @@ def optimize(
     if dry:
         from ratchet.train.turn.show import dry_run_report
 
-        print_json(plan.to_json()) if as_json else print_result(dry_run_report(plan))
-        return
+        return show(as_json, plan.to_json, lambda: dry_run_report(plan))
     from ratchet.train.turn.loop import Outcome
 
     if isinstance(found, Outcome):
         from ratchet.train.turn.show import optimize_report
 
-        print_json(found.result) if as_json else print_result(optimize_report(found.result))
+        show(as_json, lambda: found.result, lambda: optimize_report(found.result))
     else:
         from ratchet.scale.parallel.show import parallel_turn_report
 
-        print_json(found.document()) if as_json else print_result(parallel_turn_report(found))
+        show(as_json, found.document, lambda: parallel_turn_report(found))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.base.errors import PlanError
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, finite, print_json, print_result
+from ratchet.cli.app import AsJson, LedgerUrl, app, finite, print_json, print_result
 
 
 @app.command()
@@ -125,7 +125,6 @@ def plan(
     ] = None,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Plan a model's training on machines that are not here, or tell what a recipe saves."""
     from ratchet.scale import plan as ask

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, finite, print_json, print_result
+from ratchet.cli.app import AsJson, DeviceName, app, finite, show
 
 
 @app.command()
@@ -23,7 +23,6 @@ def preflight(
         ),
     ] = 60.0,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Measure products, memory, links, clocks and versions of all ranks, and name outliers.
 
@@ -39,10 +38,7 @@ def preflight(
     found = check(named, time_limit_s=time_limit)
     if found is None:  # rank 0 tells what all ranks found
         return
-    if as_json:
-        print_json(found)
-    else:
-        print_result(preflight_report(found))
+    show(as_json, lambda: found, lambda: preflight_report(found))
     raise typer.Exit(1 if found.outliers else 0)
 
 
@@ -55,7 +51,6 @@ def debug(
         ),
     ],
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Say on which collective ranks disagree or wait, with their stacks.
 
@@ -64,8 +59,5 @@ def debug(
     from ratchet.scale.ranks.untangle import read_dumps, untangle, untangled_report
 
     found = untangle(*read_dumps(dumps))
-    if as_json:
-        print_json(found)
-    else:
-        print_result(untangled_report(found))
+    show(as_json, lambda: found, lambda: untangled_report(found))
     raise typer.Exit(1 if found.found else 0)

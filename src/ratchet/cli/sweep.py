@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, DeviceName, app, listed, show
+from ratchet.cli.app import AsJson, DeviceName, app, listed, show
 
 TABLE = "table.md"
 
@@ -41,7 +41,6 @@ def sweep(
     ] = Path("ratchet-sweep"),
     device: DeviceName = "cpu",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Run one training step of every model type: as written, compiled and with kernels.
 

@@ -15,7 +15,6 @@ from ratchet.cli.app import (
     COMMAND,
     AsJson,
     BatchSize,
-    Debug,
     DeviceName,
     PrecisionName,
     SequenceLength,
@@ -65,7 +64,6 @@ def record(
     text: TextFile = None,
     device: DeviceName = "auto",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Profile a workload, or a command: `-- python train.py`, `-- torchrun ...`.
 
@@ -150,7 +148,6 @@ def report(
     ] = None,
     top: Top = 10,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.base.show.terminal import working
@@ -181,7 +178,6 @@ def diff(
     rank: RankNumber = None,
     top: Top = 10,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show what got slower, what is new and what is gone; the parts add up to the whole change."""
     from ratchet.base.show.terminal import working
@@ -254,7 +250,6 @@ def merge(
         typer.Option("--out", metavar="FILE.json.gz", help="The merged trace; .gz compresses it."),
     ] = Path("ranks.json.gz"),
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""
     from ratchet.base import files

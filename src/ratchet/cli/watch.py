@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, Debug, LedgerUrl, app, print_error, show
+from ratchet.cli.app import AsJson, LedgerUrl, app, print_error, show
 
 
 @app.command()
@@ -50,7 +50,6 @@ def watch(
     ] = False,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Run a suite of benchmarks at the head and at the base, and say what got slower.
 
@@ -88,7 +87,7 @@ def watch(
                 ledger=ledger,
             )
     except RatchetError as error:
-        if not advisory or debug:
+        if not advisory:
             raise
         typer.echo(f"ratchet: {error} (advisory: exit code 0)", err=True)
         if as_json:

@@ -15,14 +15,12 @@ from ratchet.cli.app import (
     PROBLEM_HELP,
     AsJson,
     BatchSize,
-    Debug,
     DeviceName,
     LedgerUrl,
     PrecisionName,
     SequenceLength,
     app,
-    print_json,
-    print_result,
+    show,
 )
 from ratchet.train.workloads.names import LoadOptions
 
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ratchet.judge.problems.problem import Problem
-    from ratchet.train.graph.regions import RegionReport
     from ratchet.write.problem_run import RunEvent
     from ratchet.write.show import WriteProgress
     from ratchet.write.write import Follow
@@ -138,7 +135,6 @@ def write(
     ] = "local",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Write a faster kernel for a problem: authors propose, the judge decides.
 
@@ -229,10 +225,7 @@ def _write_one(
             spent_s=spent_s,
         )
     paths = write_files(result, folder)
-    if as_json:
-        print_json(result.to_json() | {"paths": paths})
-    else:
-        print_result(write_report(result, paths))
+    show(as_json, lambda: result.to_json() | {"paths": paths}, lambda: write_report(result, paths))
     if result.stopped == "interrupted":
         return INTERRUPTED
     return PROVEN if result.status == "proven" else NOT_PROVEN
@@ -257,10 +250,21 @@ def _write_all(
     check_ledger(fleet, ledger)
     if fleet == "local" and not listed:
         check_kernels()  # before minutes are spent on what to write for
+    from ratchet.base.show.terminal import working
+    from ratchet.train.graph.regions.capture import region_report, regions_report
+    from ratchet.train.workloads.load import load
+
     measuring_s = min(MEASURED_S, MEASURED_SHARE * request.budget_s)
-    found = _captured(workload, options, measuring_s)
+    with working(f"taking the problems out of {workload}"):
+        loaded = load(workload, **options)
+        found = region_report(loaded, loaded.as_written(), measuring_s=measuring_s)
     if listed:
-        _print_regions(workload, found, as_json)
+        regions = [one.as_json() for one in found.regions]
+        show(
+            as_json,
+            lambda: {"workload": workload, "regions": regions, "notes": found.notes},
+            lambda: regions_report(workload, found.regions, found.notes),
+        )
         return PROVEN
     folder = out or default_out(workload)
     make_folder(folder, "--out")
@@ -298,10 +302,11 @@ def _write_all(
             spent_s=spent_s,
         )
     paths = write_summary(result, folder)
-    if as_json:
-        print_json(document_of(result) | {"paths": paths})
-    else:
-        print_result(workload_report(result, paths))
+    show(
+        as_json,
+        lambda: document_of(result) | {"paths": paths},
+        lambda: workload_report(result, paths),
+    )
     if result.interrupted:
         return INTERRUPTED
     return PROVEN if any(row.status == "proven" for row in result.rows) else NOT_PROVEN
@@ -322,26 +327,6 @@ def _following(folder: Path, progress: WriteProgress) -> Follow:
             write_page(result(), folder)
 
     return follow
-
-
-def _captured(workload: str, options: LoadOptions, measuring_s: float) -> RegionReport:
-    from ratchet.base.show.terminal import working
-    from ratchet.train.graph.regions.capture import region_report
-    from ratchet.train.workloads.load import load
-
-    with working(f"taking the problems out of {workload}"):
-        loaded = load(workload, **options)
-        return region_report(loaded, loaded.as_written(), measuring_s=measuring_s)
-
-
-def _print_regions(workload: str, found: RegionReport, as_json: bool) -> None:
-    if as_json:
-        regions = [one.as_json() for one in found.regions]
-        print_json({"workload": workload, "regions": regions, "notes": list(found.notes)})
-        return
-    from ratchet.train.graph.regions.capture import regions_report
-
-    print_result(regions_report(workload, found.regions, found.notes))
 
 
 def _command() -> str:
