@@ -26,7 +26,7 @@ import ratchet.scale.optimize
 from ratchet.base.errors import WorkloadError
 from ratchet.train.turn.dry_run import dry_run
 from ratchet.train.turn.settings import make_settings
-from ratchet.train.workloads import load
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.hf_config import read_config
 
 tokens, _ = load("llama-tiny").batch(0)

@@ -21,7 +21,7 @@ from ratchet.scale import optimize as api
 from ratchet.train.turn.dry_run import dry_run
 from ratchet.train.turn.settings import make_settings
 from ratchet.train.turn.show import render_page
-from ratchet.train.workloads import load
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.user import as_spec
 
 IMPORT_EVERYTHING = """

@@ -169,7 +169,7 @@ def launch(asked: argparse.Namespace) -> dict[str, Any]:
     from ratchet.base.measure.rounds import run_rounds
     from ratchet.train.recipe import Recipe
     from ratchet.train.recipe.installed import ready_kernels
-    from ratchet.train.workloads import load
+    from ratchet.train.workloads.load import load
 
     recipe = Recipe.load(asked.recipe)
     ready = ready_kernels(recipe.kernels, asked.ledger)

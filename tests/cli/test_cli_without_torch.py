@@ -10,9 +10,8 @@ import pytest
 
 from ratchet.judge.problems.suites import NAMES, load_suite
 from ratchet.train.levers import all_levers, kernel_lever_names, kernel_levers
-from ratchet.train.workloads import known
 from ratchet.train.workloads.load import FAMILIES
-from ratchet.train.workloads.names import OF_IMAGES, SIZES
+from ratchet.train.workloads.names import OF_IMAGES, SIZES, known
 
 LIBRARY_FILE = "norms.py"
 MISTAKES = {

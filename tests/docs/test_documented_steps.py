@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.train.workloads import TrainingStep
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.check import load_checked
+from ratchet.train.workloads.step import TrainingStep
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "workloads.md"
 SECTION = PAGE.read_text().partition("## A step of your own")[2].partition("\n## ")[0]

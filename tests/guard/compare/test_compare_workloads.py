@@ -25,7 +25,7 @@ import os
 
 import torch
 
-from ratchet.train.workloads import Workload
+from ratchet.train.workloads.workload import Workload
 
 
 class Extra(torch.nn.Module):

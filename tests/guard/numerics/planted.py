@@ -16,7 +16,7 @@ from ratchet.guard.numerics.recorder import NumericsRecorder
 SCRIPT = """
 import torch
 
-from ratchet.train.workloads import load
+from ratchet.train.workloads.load import load
 
 
 class Wrong(torch.autograd.Function):

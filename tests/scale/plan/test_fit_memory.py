@@ -21,9 +21,10 @@ from ratchet.train.memory.arm import MemoryArm, estimate_bytes
 from ratchet.train.memory.fit import MemoryRequest, step_memory
 from ratchet.train.memory.measured import MeasuredStep, MemoryParts, Stretch
 from ratchet.train.memory.plan import CompiledPlans, costs_of
-from ratchet.train.workloads import Workload, load
 from ratchet.train.workloads.checkpointing import find_blocks
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
+from ratchet.train.workloads.workload import Workload
 
 MIB = 1 << 20
 

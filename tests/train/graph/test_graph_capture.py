@@ -10,8 +10,8 @@ import torch
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.train.graph.capture import CapturedSite, capture, problems_for
 from ratchet.train.graph.scope import merge_sites
-from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 
 
 def sites_of(precision: str) -> list[CapturedSite]:

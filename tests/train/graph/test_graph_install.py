@@ -107,8 +107,8 @@ def test_a_cached_graph_still_calls_the_kernels(
 @pytest.mark.compiler
 def test_step_with_every_kernel() -> None:
     from ratchet.train.graph.steps import build_step
-    from ratchet.train.workloads import load
     from ratchet.train.workloads.config import StepConfig
+    from ratchet.train.workloads.load import load
 
     names = ("linear_cross_entropy", "attention", "rope", "gated_activation", "rms_norm", "linear")
     config = StepConfig(
@@ -132,8 +132,8 @@ def test_a_step_that_compiles_nothing_imports_no_lowerings_of_inductor() -> None
 
 def test_kernels_need_a_compile_mode() -> None:
     from ratchet.train.graph.steps import build_step
-    from ratchet.train.workloads import load
     from ratchet.train.workloads.config import StepConfig
+    from ratchet.train.workloads.load import load
 
     with pytest.raises(GraphError, match="set compile_mode"):
         build_step(load("llama-tiny"), StepConfig(kernels=("rms_norm",)))

@@ -32,8 +32,8 @@ from ratchet.train.graph.regions.cut import Cut, cut_graph
 from ratchet.train.graph.regions.form import form_of, memory_layout
 from ratchet.train.graph.regions.problems import Values, header, spec_for
 from ratchet.train.graph.regions.trace import TracedGraph, trace
-from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 
 CEILINGS = Ceilings(
     gemm_flops_per_s={"fp32": 1e11, "bf16": 2e11},

@@ -17,8 +17,8 @@ from ratchet.judge.kernels import registry
 from ratchet.train.graph.regions import region_name
 from ratchet.train.graph.regions.capture import region_report
 from ratchet.train.graph.regions.install import InstallRegions, region_options
-from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.step import compiled_loss
 from ratchet.train.workloads.workload import Workload
 

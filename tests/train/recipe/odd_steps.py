@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ratchet.train.workloads import Workload
+from ratchet.train.workloads.workload import Workload
 
 
 def batch(index: int, dtype: torch.dtype = torch.float32) -> Tensor:

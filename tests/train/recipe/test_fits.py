@@ -24,8 +24,8 @@ from ratchet.train.recipe.compiled_step import CompiledStep
 from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn.compose import make_recipe
 from ratchet.train.turn.settings import Settings
-from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 
 PLAIN = StepConfig()
 FUSED = StepConfig(optimizer="fused")

@@ -18,8 +18,10 @@ from ratchet.train.recipe.compiled_step import CompiledStep
 from ratchet.train.recipe.facts import StepFacts, describe_workload
 from ratchet.train.turn.arm import StepArm, make_arm
 from ratchet.train.turn.bench import BenchArm
-from ratchet.train.workloads import StepConfig, TrainingStep, check
+from ratchet.train.workloads.check import check
+from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.fake import flops_of
+from ratchet.train.workloads.step import TrainingStep
 
 FILE = odd_steps.__file__
 PRODUCT = 2 * 16 * 8 * 8

@@ -229,7 +229,7 @@ def test_a_workload_s_step_leaves_them_out_too(
     ledger: str, judge: MadeUpJudge, caplog: pytest.LogCaptureFixture
 ) -> None:
     from ratchet.train.recipe import signature_of
-    from ratchet.train.workloads import load
+    from ratchet.train.workloads.load import load
 
     judge.fast["adamw_step"] = "correct"
     workload = load("llama-tiny")

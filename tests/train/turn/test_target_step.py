@@ -149,7 +149,7 @@ def test_a_built_in_step_has_a_gpus_batch_and_no_values() -> None:
 @pytest.mark.thorough
 def test_call_sites_without_values_are_those_of_a_real_step() -> None:
     from ratchet.train.graph.capture import capture
-    from ratchet.train.workloads import load
+    from ratchet.train.workloads.load import load
 
     arm = make_shapes_arm(workload="llama-tiny", options={"device": "cpu"})
     real = load("llama-tiny")

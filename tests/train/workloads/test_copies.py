@@ -10,8 +10,8 @@ from torch import nn
 
 from ratchet.judge.kernels.library.adamw import step_adamw
 from ratchet.train.graph.steps import build_step
-from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.lowered import WeightCopies
 
 WEIGHTS = StepConfig(precision="bf16_master")

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads import TrainingStep, load
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.lowered import mixed_precision
+from ratchet.train.workloads.step import TrainingStep
 
 
 def read(values: Tensor, *, enabled: bool = True) -> Tensor:

@@ -19,9 +19,10 @@ from ratchet.train.levers import find_lever
 from ratchet.train.memory.measured import record
 from ratchet.train.recipe.module_calls import memory_slots
 from ratchet.train.recipe.slots import filled
-from ratchet.train.workloads import Workload, load
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.deferred_logits import DeferredLogits, apply_logits
+from ratchet.train.workloads.load import load
+from ratchet.train.workloads.workload import Workload
 
 CLASSES, HIDDEN = 300, 16
 

@@ -10,9 +10,12 @@ from torch import nn
 
 import ratchet.train.workloads.bench as bench_module
 from ratchet.judge.problems import references
-from ratchet.train.workloads import StepConfig, Workload, check, load
 from ratchet.train.workloads.bench import bench, peak_memory_bytes
+from ratchet.train.workloads.check import check
+from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.fake import saved_bytes, step_flops
+from ratchet.train.workloads.load import load
+from ratchet.train.workloads.workload import Workload
 
 
 def linear(values: bool = False) -> Workload:

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.train.workloads import StepConfig, TrainingStep, known, load
-from ratchet.train.workloads.load import FAMILIES
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import FAMILIES, load
 from ratchet.train.workloads.moe import MoESize, RoutedExperts, balance_loss
+from ratchet.train.workloads.names import known
+from ratchet.train.workloads.step import TrainingStep
 
 TINY = ["llama-tiny", "gpt2-tiny", "moe-tiny", "bert-tiny", "vit-tiny"]
 CHANCE = {"vit-tiny": math.log(10)}

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads import StepConfig, TrainingStep, Workload, check, load
 from ratchet.train.workloads.bench import bench
 from ratchet.train.workloads.blame import batch_of
-from ratchet.train.workloads.check import load_checked
+from ratchet.train.workloads.check import check, load_checked
+from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.fake import flops_of
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.own_step import loss_returned
-from ratchet.train.workloads.workload import count
+from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.workload import Workload, count
 
 
 def seeded_batch(index: int) -> Tensor:

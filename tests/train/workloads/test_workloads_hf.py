@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads import StepConfig, TrainingStep, check, load
+from ratchet.train.workloads.check import check
+from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.hf import tiny_hf
 from ratchet.train.workloads.hf_config import MOST_LAYERS, model_types, written_types
+from ratchet.train.workloads.load import load
+from ratchet.train.workloads.step import TrainingStep
 
 
 def message(spec: str) -> str:

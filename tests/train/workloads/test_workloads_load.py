@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from ratchet.base.errors import DeviceError, WorkloadError
-from ratchet.train.workloads import check, known, load
+from ratchet.train.workloads.check import check
 from ratchet.train.workloads.device import place
+from ratchet.train.workloads.load import load
+from ratchet.train.workloads.names import known
 
 
 def one_line(error: pytest.ExceptionInfo[Any]) -> str:

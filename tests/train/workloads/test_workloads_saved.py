@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from ratchet.base.errors import RatchetError, WorkloadError
 from ratchet.train.turn.settings import Settings
-from ratchet.train.workloads import Workload, check, load
+from ratchet.train.workloads.check import check
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.user import as_spec, save
+from ratchet.train.workloads.workload import Workload
 
 SCRIPT = """
 import sys

@@ -15,10 +15,12 @@ from torch import nn
 
 import ratchet
 from ratchet.base.errors import DeviceError, WorkloadError
-from ratchet.train.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, load
 from ratchet.train.workloads.checkpointing import find_blocks
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
+from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.user import accepted
-from ratchet.train.workloads.workload import Request
+from ratchet.train.workloads.workload import AdamWSpec, Request, Workload
 
 
 def losses(config: StepConfig, steps: int = 4, **changes: Any) -> list[float]:
@@ -281,15 +283,13 @@ def test_a_process_takes_the_settings_and_the_defaults_change_nothing() -> None:
     # In a process of its own: threads, affinity and malloc's thresholds belong to the whole of it.
     code = """
 import os, torch
-from ratchet.train.workloads import StepConfig, process
+from ratchet.train.workloads.config import StepConfig
 torch.set_num_threads(3)
 torch.set_float32_matmul_precision("high")
-process.enter(StepConfig())
+StepConfig().enter()
 assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "high")
 allowed = os.sched_getaffinity(0)
-process.enter(
-    StepConfig(threads=1, affinity=True, matmul_precision="medium", allocator="mallopt")
-)
+StepConfig(threads=1, affinity=True, matmul_precision="medium", allocator="mallopt").enter()
 assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (1, "medium")
 assert os.sched_getaffinity(0) == {min(allowed)}
 """

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ratchet.base.errors import WorkloadError
 from ratchet.base.text import file_text, sources_of, standard_library_text, tokens_of
-from ratchet.train.workloads import load
 from ratchet.train.workloads.family import Windows
+from ratchet.train.workloads.load import load
 
 TEXT = standard_library_text(60_000)
 

@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads import TrainingStep, Workload, check, load
 from ratchet.train.workloads.blame import batch_of
-from ratchet.train.workloads.workload import count
+from ratchet.train.workloads.check import check
+from ratchet.train.workloads.load import load
+from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.workload import Workload, count
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_transformers.py"
 SCRIPT = """

@@ -11,14 +11,18 @@ import torch
 from torch import nn
 
 from ratchet.base.errors import DeviceError, WorkloadError
-from ratchet.train.workloads import AdamWSpec, StepConfig, TrainingStep, Workload, check, load
 from ratchet.train.workloads.bench import bench
+from ratchet.train.workloads.check import check
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.names import check_name
+from ratchet.train.workloads.step import TrainingStep
+from ratchet.train.workloads.workload import AdamWSpec, Workload
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "train_own.py"
 SCRIPT = """
 import torch
-from ratchet.train.workloads import Workload
+from ratchet.train.workloads.workload import Workload
 
 def make_workload():
     model = torch.nn.Linear(4, 1)

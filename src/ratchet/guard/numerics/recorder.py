@@ -22,9 +22,9 @@ from ratchet.base.errors import GuardError
 from ratchet.base.serialise import document_of
 from ratchet.guard.compare.workloads import build
 from ratchet.train.graph.steps import build_step
-from ratchet.train.workloads import load
 from ratchet.train.workloads.blame import batch_of, user_place
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.step import TrainingStep
 

@@ -47,8 +47,8 @@ def make_arm(
     Without a config the step runs as its author wrote it, after the checks that every workload must
     pass. `is_random` says that the step draws random numbers (`StepArm.workload`).
     """
-    from ratchet.train.workloads import load
     from ratchet.train.workloads.check import load_checked
+    from ratchet.train.workloads.load import load
 
     use_device(options)
     activate_proven(kernels)
@@ -336,8 +336,8 @@ class ShrunkArm:
     def curve(self, seed: int, steps: int) -> list[float]:
         """Return the loss at each of `steps` steps of the copy initialised from `seed`."""
         from ratchet.train.recipe.compiled_step import build
-        from ratchet.train.workloads import load
         from ratchet.train.workloads.blame import batch_of
+        from ratchet.train.workloads.load import load
 
         options: LoadOptions = {**self._options, "seed": seed}
         workload = load(self._spec, **options)

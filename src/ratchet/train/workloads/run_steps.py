@@ -25,9 +25,9 @@ def steps_command(spec: str, steps: int, options: LoadOptions) -> list[str]:
 
 def run_steps(spec: str, steps: int, options: LoadOptions) -> None:
     """Load the workload and train it on a fresh batch each step."""
-    from ratchet.train.workloads import TrainingStep
     from ratchet.train.workloads.blame import batch_of
     from ratchet.train.workloads.check import load_checked
+    from ratchet.train.workloads.step import TrainingStep
 
     workload, _ = load_checked(spec, **options)
     gc.collect()  # the check's own optimizer goes, so a profiler counts the steps of this one

@@ -8,7 +8,8 @@ import torch
 import ratchet
 from ratchet.judge.kernels import registry
 from ratchet.train.graph.steps import build_step
-from ratchet.train.workloads import StepConfig, load
+from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 
 
 def train(step, workload, steps):  # type: ignore[no-untyped-def]
