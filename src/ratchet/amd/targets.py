@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -20,8 +21,8 @@ from ratchet.amd.compile.hip_compiler import TOO_OLD
 from ratchet.amd.compile.triton_source import load_interpreted
 from ratchet.amd.emulator.estimates import estimate, hottest, matrix_cycles, read_told, words
 from ratchet.amd.emulator.hip_build import (
-    ExtensionBuilder,
     build_hip,
+    build_ordered,
     compiled_machine,
     precompiled,
     toolchain,
@@ -42,6 +43,7 @@ from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.steps.arms import import_path
+from ratchet.judge.targets import Build
 from ratchet.judge.trial.candidate import sealed_copy
 from ratchet.judge.trial.kernel_checks import wrong_words
 from ratchet.judge.trial.sources import loaded_by, uses_extensions
@@ -97,11 +99,11 @@ def _is_extension(kernel: Kernel) -> bool:
     return kernel.language == "hip" and is_extension(kernel.source)
 
 
-def builder_for(kernel: Kernel, target: str, clock: Clock) -> ExtensionBuilder | None:
+def builder_for(kernel: Kernel, target: str, clock: Clock) -> Build | None:
     """Return what compiles the extensions that a kernel orders; None if it orders none."""
     if not (_is_extension(kernel) or uses_extensions(kernel)):
         return None
-    return ExtensionBuilder(target, clock, precompiled(target, with_torch=True))
+    return partial(build_ordered, target, clock, precompiled(target, with_torch=True))
 
 
 def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel:
@@ -110,7 +112,13 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel:
     device = {"name": told.name, "units": told.units, "memory_bytes": told.memory_bytes}
     given: dict[str, object] = {"matrix_cycles": matrix_cycles(target), "device": device}
     if kernel.language == "hip" and not _is_extension(kernel):
-        assembly, host = _built(kernel, target, clock)
+        try:
+            assembly, host = build_hip(kernel, target, clock)
+        except KernelError as error:
+            missing = find_tool("clang") is None or TOO_OLD in str(error)
+            raise fault("unmeasured" if missing else "refused", str(error)) from error
+        except ChildFailure as error:
+            raise fault("refused", f"the source does not compile: {error}") from error
         given |= {"assembly": assembly, "host": base64.b64encode(host).decode()}
         return loaded_by("ratchet.amd.emulator.hip_loading:load_hip", in_torch, **given)
     given |= {"source": kernel.source, "target": target}
@@ -129,16 +137,6 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel:
 def _need_triton() -> None:
     if importlib.util.find_spec("triton") is None:
         raise fault("unmeasured", NO_TRITON)
-
-
-def _built(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
-    try:
-        return build_hip(kernel, target, clock)
-    except KernelError as error:
-        missing = find_tool("clang") is None or TOO_OLD in str(error)
-        raise fault("unmeasured" if missing else "refused", str(error)) from error
-    except ChildFailure as error:
-        raise fault("refused", f"the source does not compile: {error}") from error
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.emulator.launch import Emulator, LaunchCounts, LaunchMemory, LaunchValue
+from ratchet.amd.emulator.launch import Emulator, LaunchCounts, LaunchMemory
 from ratchet.amd.emulator.linking import linked_kernel
 
 TEXT = """\
@@ -176,7 +176,7 @@ def _launched(
     source, target = aligned(len(words)), aligned(stored * threads)
     source[:] = words
     memories = [LaunchMemory(ctypes.addressof(one), ctypes.sizeof(one)) for one in (source, target)]
-    values = [LaunchValue("*i32", one.address) for one in memories]
+    values = [("*i32", one.address) for one in memories]
     memories += placed.memories if placed is not None else []
     counts = emulator(kernel.target).run(
         kernel,

@@ -8,7 +8,7 @@ import pytest
 from small_assembly import aligned, emulator, run, text_of
 
 from ratchet.amd.emulator.decode import decode
-from ratchet.amd.emulator.launch import LaunchMemory, LaunchValue
+from ratchet.amd.emulator.launch import LaunchMemory
 from ratchet.amd.emulator.linking import linked_kernel
 from ratchet.base.errors import KernelError
 
@@ -133,7 +133,7 @@ def changed(atomic: str) -> tuple[int, int]:
         grid=(1, 1, 1),
         threads=1,
         shared_bytes=0,
-        values=[LaunchValue("*i32", one.address) for one in memories],
+        values=[("*i32", one.address) for one in memories],
         memories=memories,
     )
     return target[0], target[64]

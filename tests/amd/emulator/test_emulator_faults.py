@@ -8,7 +8,7 @@ import pytest
 from small_assembly import aligned, emulator, run, text_of
 
 from ratchet.amd.emulator.decode import decode
-from ratchet.amd.emulator.launch import LaunchMemory, LaunchValue, assembly, timeline
+from ratchet.amd.emulator.launch import LaunchMemory, assembly, timeline
 from ratchet.base.errors import KernelError
 
 
@@ -218,7 +218,7 @@ def test_a_workgroup_may_wait_for_a_later_one() -> None:
         grid=(2, 1, 1),
         threads=64,
         shared_bytes=0,
-        values=[LaunchValue("*i32", place) for place in places],
+        values=[("*i32", place) for place in places],
         memories=[LaunchMemory(places[0], 768), LaunchMemory(places[1], 512)],
         limit=10_000_000,
     )

@@ -16,8 +16,8 @@ import torch
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.hip_compiler import find_hip, first_error
 from ratchet.amd.emulator import extensions
-from ratchet.amd.emulator.extension_build import ExtensionOrder, extension_order
-from ratchet.amd.emulator.hip_build import ExtensionBuilder, compiled_machine, precompiled
+from ratchet.amd.emulator.extension_build import ExtensionOrder, as_hip
+from ratchet.amd.emulator.hip_build import build_ordered, compiled_machine, precompiled
 from ratchet.amd.emulator.launch import Emulator
 from ratchet.amd.emulator.program import pretended_device
 from ratchet.amd.targets import emulated
@@ -102,8 +102,9 @@ def test_each_form_is_judged(name: str, target: str) -> None:
 
 def built(order: ExtensionOrder, folder: Path, target: str = "gfx942") -> Path:
     """Compile an extension as the judge does."""
-    build = ExtensionBuilder(target, Clock.of(900.0), precompiled(target, with_torch=True))
-    with contextlib.closing(build(msgspec.to_builtins(order))) as packed:
+    headers = precompiled(target, with_torch=True)
+    made = build_ordered(target, Clock.of(900.0), headers, msgspec.to_builtins(order))
+    with contextlib.closing(made) as packed:
         packed.unpack(folder)
     return folder
 
@@ -202,4 +203,5 @@ def test_host_code_that_goes_wrong_is_told_in_a_line(loader: Loader, name: str, 
 )
 def test_what_does_not_compile_keeps_its_line(text: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(KernelError, match=told):
-        built(extension_order("extension", {"k.cu": text}), tmp_path)
+        files = {"k.cu": as_hip("k.cu", text)}
+        built(ExtensionOrder(name="extension", sources=("k.cu",), files=files), tmp_path)

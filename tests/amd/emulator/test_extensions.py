@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -86,10 +88,15 @@ table:
 """
 
 
+def at(**addresses: int) -> Any:
+    """Return variables that were placed at these addresses."""
+    return SimpleNamespace(addresses=addresses, pointer_to=lambda address: address)
+
+
 def test_variables_get_their_bytes_and_addresses() -> None:
     (found,) = device_variables(DATA).values()
     assert found == b"\0\0\x80\x3f\2\0a\n\1\0\0\0\0"
-    text = linked(DATA, {"table": 0x1234_0000_5678}, lambda at: at)
+    text = linked(DATA, at(table=0x1234_0000_5678))
     assert "s_mov_b64 s[0:1], 0" in text
     assert "s_add_u32 s0, s0, 0x5678" in text
     assert "s_addc_u32 s1, s1, 0x1234" in text
@@ -97,10 +104,10 @@ def test_variables_get_their_bytes_and_addresses() -> None:
 
 def test_a_place_inside_of_a_variable_keeps_its_offset() -> None:
     text = DATA.replace("lo+4", "lo+68").replace("hi+12", "hi+76")
-    found = linked(text, {"table": 0x1_FFFF_FFF0}, lambda at: at)
+    found = linked(text, at(table=0x1_FFFF_FFF0))
     assert "s_add_u32 s0, s0, 0x30" in found and "s_addc_u32 s1, s1, 0x2" in found
     with pytest.raises(KernelError, match="with an offset"):
-        linked(text.replace("rel32", "gotpcrel32"), {"table": 64}, lambda at: at)
+        linked(text.replace("rel32", "gotpcrel32"), at(table=64))
 
 
 def test_variables_of_zeros_may_have_no_label() -> None:
@@ -111,7 +118,7 @@ def test_variables_of_zeros_may_have_no_label() -> None:
 
 def test_a_function_that_is_not_here_is_named() -> None:
     with pytest.raises(KernelError, match="table is called or read"):
-        linked(DATA, {}, lambda at: at)
+        linked(DATA, at())
 
 
 @needs_hip

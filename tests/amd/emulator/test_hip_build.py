@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import shutil
 from dataclasses import replace
@@ -115,7 +116,7 @@ def test_precompiled_headers_change_no_instruction(
 
 @needs_clang
 def test_an_order_is_compiled_once(compiled: list[HipSources]) -> None:
-    build = hip_build.ExtensionBuilder("gfx942", CLOCK, None)
+    build = functools.partial(hip_build.build_ordered, "gfx942", CLOCK, None)
     for options in ([], [], ["-DN=2"]):
         with contextlib.closing(build({**ORDER, "options": options})) as packed:
             assert [name for name, _, _ in packed.files] == ["0.s", hip_build.PROGRAM]
@@ -136,7 +137,7 @@ def test_what_a_candidate_may_not_order(
     order: object, told: str, compiled: list[HipSources]
 ) -> None:
     with pytest.raises(KernelError, match=told):
-        hip_build.ExtensionBuilder("gfx942", CLOCK, None)(order)
+        hip_build.build_ordered("gfx942", CLOCK, None, order)
     assert not compiled
 
 

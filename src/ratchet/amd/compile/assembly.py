@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +17,7 @@ LABEL = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 INSTRUCTION = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*))?$")
 KERNEL_ITEM = re.compile(r"^  - \.")
 KERNEL_KEY = re.compile(r"^(?:  - |    )\.(\w+):\s*(\S.*)?$")
+ARGUMENT_KEY = re.compile(r"^(      - |        )\.(\w+):\s*(\S+)")
 MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
 OCCUPANCY = re.compile(r"^; Occupancy: (\d+)")
 
@@ -68,15 +68,13 @@ def parse(text: str) -> list[KernelCode]:
         return []
     bodies = _bodies(text)
     found = []
-    for metadata in _metadata(text):
-        name = metadata.get("name", "").strip("'\"")
-        body = bodies.get(name)
-        if body is not None:
-            found.append(_kernel(name, metadata, body))
+    for own, _ in metadata(text):
+        if body := bodies.get(own.get("name", "")):
+            found.append(_kernel(own, body))
     return found
 
 
-def _kernel(name: str, metadata: dict[str, str], body: _Body) -> KernelCode:
+def _kernel(own: dict[str, str], body: _Body) -> KernelCode:
     loops = _loops(body)
     steps = [0] * (len(body.instructions) + 1)
     for first, last in loops:
@@ -88,8 +86,8 @@ def _kernel(name: str, metadata: dict[str, str], body: _Body) -> KernelCode:
         for one, depth in zip(body.instructions, depths, strict=True)
     ]
     return KernelCode(
-        name=name,
-        metadata=metadata,
+        name=own["name"],
+        metadata=own,
         instructions=nested,
         loops=loops,
         llvm_occupancy=body.occupancy,
@@ -172,19 +170,29 @@ class _Walk:
         return seen
 
 
-def _metadata(text: str) -> Iterator[dict[str, str]]:
+def metadata(text: str) -> list[tuple[dict[str, str], list[dict[str, str]]]]:
+    """Return the keys of each kernel that `.amdgpu_metadata` describes, and of its arguments."""
     _, _, rest = text.partition(".amdgpu_metadata")
     block, _, _ = rest.partition(".end_amdgpu_metadata")
-    current: dict[str, str] | None = None
-    for line in [*block.splitlines(), ""]:
-        begins = KERNEL_ITEM.match(line) is not None
-        if current is not None and (begins or not line.startswith(" ")):
-            yield current
-            current = None
-        if begins:
-            current = {}
-        if current is not None and (found := KERNEL_KEY.match(line)):
-            current[found.group(1)] = (found.group(2) or "").strip()
+    found: list[tuple[dict[str, str], list[dict[str, str]]]] = []
+    inside = False
+    for line in block.splitlines():
+        if KERNEL_ITEM.match(line):
+            found.append(({}, []))
+            inside = True
+        elif not line.startswith(" "):
+            inside = False
+        if not inside:
+            continue
+        own, arguments = found[-1]
+        if key := KERNEL_KEY.match(line):
+            own[key[1]] = (key[2] or "").strip("'\" ")
+        elif key := ARGUMENT_KEY.match(line):
+            if key[1].endswith("- "):
+                arguments.append({})
+            if arguments:
+                arguments[-1][key[2]] = key[3]
+    return found
 
 
 def _inside(one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -192,5 +200,4 @@ def _inside(one: tuple[int, int], other: tuple[int, int]) -> bool:
 
 
 def _weight(body: list[Instruction]) -> tuple[int, int]:
-    matrix = sum(one.name.startswith(("v_mfma", "v_wmma", "v_smfmac")) for one in body)
-    return matrix, len(body)
+    return sum(one.name.startswith(MATRIX) for one in body), len(body)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.amd.architectures import ARCHITECTURES
+from ratchet.amd.compile.assembly import LABEL, metadata
 from ratchet.amd.emulator import forms, source
 from ratchet.amd.emulator.operands import (
     DPP,
@@ -32,7 +33,6 @@ from ratchet.judge.kernels.kernel import TARGETS
 
 MAX_TEXT_BYTES: Final = 8 << 20
 SUFFIX: Final = re.compile(r"_(e32|e64|dpp|sdwa|e64_dpp)$")
-LABEL: Final = re.compile(r"^([A-Za-z_.$][\w.$]*):")
 LINE: Final = re.compile(r"^\s+([a-z][a-z0-9_]*)(?:\s+(.*?))?\s*$")
 LOCATION: Final = re.compile(r"^\s+\.loc\s+(\d+)\s+(\d+)")
 FILE: Final = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"')
@@ -377,22 +377,12 @@ def _packed(operation: Operation, texts: Sequence[str], modifiers: Mapping[str, 
 
 def _metadata(text: str, lanes: int) -> tuple[str, tuple[KernelArgument, ...], dict[str, int]]:
     """Return the name, arguments and numbers of the kernel that `.amdgpu_metadata` describes."""
-    _, _, rest = text.partition(".amdgpu_metadata")
-    block, _, _ = rest.partition(".end_amdgpu_metadata")
-    arguments: list[dict[str, str]] = []
-    own: dict[str, str] = {}
-    names = 0
-    for line in block.splitlines():
-        if found := re.match(r"^(      - |        )\.(\w+):\s*(\S+)", line):
-            if found[1].endswith("- "):
-                arguments.append({})
-            if arguments:
-                arguments[-1][found[2]] = found[3]
-        elif found := re.match(r"^(?:  - |    )\.(\w+):\s*(\S+)", line):
-            own[found[1]] = found[2].strip("'\"")
-            names += found[1] == "name"
-    if names != 1:
-        raise KernelError(f"the assembly describes {names} kernels, and one is emulated at a time")
+    kernels = [one for one in metadata(text) if "name" in one[0]]
+    if len(kernels) != 1:
+        raise KernelError(
+            f"the assembly describes {len(kernels)} kernels, and one is emulated at a time"
+        )
+    own, arguments = kernels[0]
     if own.get("wavefront_size") != str(lanes):
         raise KernelError(f"waves of {own.get('wavefront_size')} lanes are not emulated")
     try:

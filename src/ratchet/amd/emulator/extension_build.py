@@ -13,7 +13,7 @@ import io
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,32 +89,6 @@ class ExtensionOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 Compile = Callable[[HipSources], Path]
 """Compiles a program; returns the folder of what it became. Raises KernelError."""
-
-
-def extension_order(
-    name: str,
-    sources: Mapping[str, str],
-    *,
-    functions: Mapping[str, str] | None = None,
-    options: Sequence[str] = (),
-    headers: Mapping[str, str] | None = None,
-    folders: Sequence[str] = (),
-) -> ExtensionOrder:
-    """Return the order of a module; `functions` are bound by name, with their documentation.
-
-    Sources and headers are texts by name. Headers are looked for beside a source and in `folders`,
-    which count from the same root as the sources' names.
-    """
-    lines = [f'  m.def("{key}", &{key}, "{text}");\n' for key, text in (functions or {}).items()]
-    body = f"PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{\n{''.join(lines)}}}\n"
-    return ExtensionOrder(
-        name=name,
-        sources=tuple(sources),
-        files={key: as_hip(key, text) for key, text in {**(headers or {}), **sources}.items()},
-        bound=body if lines else "",
-        options=tuple(options),
-        folders=tuple(dict.fromkeys(["", *folders])),
-    )
 
 
 def build_extension(

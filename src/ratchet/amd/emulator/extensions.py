@@ -28,8 +28,8 @@ from ratchet.amd.emulator.extension_build import (
     PROGRAM,
     SHARED,
     ExtensionOrder,
+    as_hip,
     check_module,
-    extension_order,
     module_name,
 )
 from ratchet.amd.emulator.hip_runtime import APART_BYTES, GpuBlock, GpuMemory, HipRuntime, move
@@ -278,9 +278,9 @@ class EmulatedExtensions:
     ) -> ModuleType:
         """Return an extension of texts by name, and of the carried files, as a module.
 
-        `options` are those of nvcc or gcc; macros and folders are kept, which clang has too.
-        `folders` are searched for headers besides those of the carried files. Raises KernelError
-        with the compiler's first error.
+        `functions` are bound by name, with their documentation. `options` are those of nvcc or gcc;
+        macros and folders are kept, which clang has too. `folders` are searched for headers besides
+        those of the carried files. Raises KernelError with the compiler's first error.
         """
         if not functions:
             check_module(sources.values())
@@ -288,13 +288,15 @@ class EmulatedExtensions:
         word = module_name([*sources.values(), *headers.values()], name)
         if word in self._made:
             return self._made[word]
-        order = extension_order(
-            word,
-            sources,
-            functions=functions,
-            options=[one for one in options if one.startswith(SHARED)],
-            headers=headers,
-            folders=[*folders, *self._carried.folders()],
+        bound = [f'  m.def("{key}", &{key}, "{one}");\n' for key, one in (functions or {}).items()]
+        body = f"PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {{\n{''.join(bound)}}}\n"
+        order = ExtensionOrder(
+            name=word,
+            sources=tuple(sources),
+            files={key: as_hip(key, one) for key, one in {**headers, **sources}.items()},
+            bound=body if bound else "",
+            options=tuple(one for one in options if one.startswith(SHARED)),
+            folders=tuple(dict.fromkeys(["", *folders, *self._carried.folders()])),
         )
         built = self._build(order)
         before = set(torch._C._dispatch_get_all_op_names())

@@ -12,7 +12,6 @@ import base64
 import contextlib
 import hashlib
 import os
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +22,6 @@ from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile import hip_compiler
 from ratchet.amd.compile.hip_compiler import (
     OWN_HEADERS,
-    PRECOMPILED,
-    RUNTIME_SOURCES,
     SIDES,
     HipSources,
     bitcode_options,
@@ -61,7 +58,7 @@ removed."""
 def precompiled(target: str, *, with_torch: bool) -> Path | None:
     """Return the folder of a target's precompiled headers; None if they cannot be made here."""
     try:
-        folder = cache_folder("kernels") / FOLDERS[with_torch] / _key(target, with_torch)
+        folder = cache_folder("kernels") / FOLDERS[with_torch] / toolchain(target)[:24]
         if not _is_whole(folder):
             with scratch.locked(folder):  # another command that precompiles the same is waited for
                 if not _is_whole(folder):
@@ -74,17 +71,6 @@ def precompiled(target: str, *, with_torch: bool) -> Path | None:
 
 def _is_whole(folder: Path) -> bool:
     return all((folder / f"{side}.pch").exists() for side in SIDES)
-
-
-def _key(target: str, with_torch: bool) -> str:
-    tools, architecture = find_hip(), ARCHITECTURES[target]
-    parts = shared_options(tools, architecture, with_torch=with_torch)
-    parts += [version("torch"), tools.clang]
-    parts += PRECOMPILED
-    parts += [str(os.stat(os.path.realpath(tools.clang)).st_mtime_ns)]
-    files = (*OWN_HEADERS.rglob("*"), *RUNTIME_SOURCES)
-    parts += [one.read_text() for one in sorted(files) if one.is_file()]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
 MOST_BUILDS: Final = 64  # most compiled programs in the cache; the oldest is removed
@@ -114,32 +100,24 @@ def build_hip(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
     return (folder / "0.s").read_text(), (folder / PROGRAM).read_bytes()
 
 
-@dataclass(frozen=True, slots=True)
-class ExtensionBuilder:
-    """Builds the extensions that a candidate's process orders, for one target."""
+def build_ordered(target: str, clock: Clock, headers: Path | None, order: Any) -> PackedFiles:
+    """Build an extension that a candidate's process orders.
 
-    target: str
-    clock: Clock
-    headers: Path | None  # the folder of torch's precompiled headers
-
-    def __call__(self, order: Any) -> PackedFiles:
-        """Return the assemblies, `0.s` and on, and the library; the caller closes them.
-        Raises KernelError if the sources do not compile, or the order is none.
-        """
-        try:
-            asked = msgspec.convert(order, ExtensionOrder)
-        except msgspec.ValidationError as error:
-            raise KernelError(f"an extension was ordered with nonsense: {error}") from error
-        try:
-            folder = build_extension(
-                asked,
-                self.target,
-                lambda sources: _kept(sources, self.clock),
-                precompiled=self.headers,
-            )
-        except ChildFailure as error:
-            raise KernelError(f"the extension does not compile: its compiler {error}") from error
-        return PackedFiles.of(folder)
+    `headers` is the folder of torch's precompiled headers. Returns the assemblies, `0.s` and on,
+    and the library; the caller closes them. Raises KernelError if the sources do not compile, or
+    the order is none.
+    """
+    try:
+        asked = msgspec.convert(order, ExtensionOrder)
+    except msgspec.ValidationError as error:
+        raise KernelError(f"an extension was ordered with nonsense: {error}") from error
+    try:
+        folder = build_extension(
+            asked, target, lambda sources: _kept(sources, clock), precompiled=headers
+        )
+    except ChildFailure as error:
+        raise KernelError(f"the extension does not compile: its compiler {error}") from error
+    return PackedFiles.of(folder)
 
 
 def _kept(sources: HipSources, clock: Clock) -> Path:

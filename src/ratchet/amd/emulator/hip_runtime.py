@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ratchet.amd.architectures import PretendedDevice
-from ratchet.amd.emulator.decode import DecodedKernel, called_functions, decode
+from ratchet.amd.emulator.decode import DecodedKernel, decode
 from ratchet.amd.emulator.launch import Emulator, LaunchMemory
-from ratchet.amd.emulator.linking import KernelTexts, device_variables, linked, plain_name
+from ratchet.amd.emulator.linking import KernelTexts, PlacedVariables, linked, plain_name
 from ratchet.amd.emulator.loading import EmulatedLauncher
 from ratchet.base.errors import KernelError
 
@@ -110,7 +110,7 @@ class GpuMemory:
         blocks = self._blocks.values()
         return next((one for one in blocks if one.holds(place, size) and not one.is_gone), None)
 
-    def ranges(self) -> list[LaunchMemory]:
+    def memories(self) -> list[LaunchMemory]:
         """Return what a launch may touch."""
         return [
             LaunchMemory(one.address, one.size) for one in self._blocks.values() if not one.is_gone
@@ -260,8 +260,7 @@ class HipRuntime:
         device: PretendedDevice,
     ) -> None:
         self.emulator = emulator
-        self.told = self
-        self.memory = memory
+        self.told = self.memory = memory  # a launch may touch all of it
         self.element_bytes = 1
         """Bytes of the smallest output's element, to count the elements that launches store."""
         self.error: Exception | None = None
@@ -270,9 +269,7 @@ class HipRuntime:
         self._library: Any = None
         self._assemblies = assemblies
         self._texts = [KernelTexts(one) for one in assemblies]
-        self._variables: list[dict[str, bytes]] | None = None
-        self._addresses: dict[tuple[int, str], int] = {}
-        self._pointers: dict[int, int] = {}
+        self._variables: dict[int, PlacedVariables] = {}  # by the number of the assembly
         self._kernel = functools.cache(self._decoded)
         self._asked = _Asked(
             _LAUNCH(self._guarded(self._launch, 1)),
@@ -304,10 +301,6 @@ class HipRuntime:
             raise
         self._raise_error()
 
-    def memories(self) -> list[LaunchMemory]:
-        """Return the memory that a launch may touch."""
-        return self.memory.ranges()
-
     def _raise_error(self) -> None:
         error, self.error = self.error, None
         if error is not None:
@@ -318,25 +311,15 @@ class HipRuntime:
     def _decoded(self, name: str) -> DecodedKernel:
         for part, text in enumerate(self._texts):
             if text.has(name):
-                own = text.of(name)
-                addresses = self._placed(part) | called_functions(own)
-                own = linked(own, addresses, self._pointer_to)
+                own = linked(text.of(name), self._placed(part))
                 return replace(decode(own), name=plain_name(name))
         raise KernelError(f"no kernel is called {name!r:.80}")
 
-    def _placed(self, part: int) -> dict[str, int]:
-        """Return the addresses of one text's variables, and write what they begin with."""
-        if self._variables is None:
-            self._variables = [device_variables(text) for text in self._assemblies]
-        for name, begins in self._variables[part].items():
-            if (part, name) not in self._addresses:
-                self._addresses[part, name] = self._written(begins)
-        return {name: at for (own, name), at in self._addresses.items() if own == part}
-
-    def _pointer_to(self, address: int) -> int:
-        if address not in self._pointers:
-            self._pointers[address] = self._written(address.to_bytes(8, "little"))
-        return self._pointers[address]
+    def _placed(self, part: int) -> PlacedVariables:
+        """Return one assembly's variables, in the GPU's memory from the first time on."""
+        if part not in self._variables:
+            self._variables[part] = PlacedVariables(self._assemblies[part], self._written)
+        return self._variables[part]
 
     def _written(self, data: bytes) -> int:
         block = self.memory.block(len(data), lasts=True)
@@ -383,12 +366,11 @@ class HipRuntime:
 
     def _print(self) -> None:
         """Print what kernels said since the last launch."""
-        for part in range(len(self._variables or ())):
-            at = self._addresses.get((part, VARIABLE))
+        for placed in self._variables.values():
+            at = placed.addresses.get(VARIABLE)
             if at is None or not (count := int.from_bytes(_bytes_at(at, 4), "little")):
                 continue
-            assert self._variables is not None
-            size = min(4 * (count + 1), len(self._variables[part][VARIABLE]))
+            size = min(4 * (count + 1), len(placed.begin_with[VARIABLE]))
             words = struct.unpack(f"<{size // 4}I", _bytes_at(at, size))
             ctypes.memset(at, 0, 4)
             for format_at, given in notes(words):
@@ -428,10 +410,10 @@ class HipRuntime:
     def _symbol(self, name: bytes, size: Any) -> int:
         word = name.decode(errors="replace")
         for part in range(len(self._assemblies)):
-            if word in (placed := self._placed(part)):
-                assert self._variables is not None
-                size.contents.value = len(self._variables[part][word])
-                return placed[word]
+            placed = self._placed(part)
+            if word in placed.addresses:
+                size.contents.value = len(placed.begin_with[word])
+                return placed.addresses[word]
         raise KernelError(f"the GPU's code has no variable {word:.80}")
 
     def _fact(self, name: bytes) -> int:

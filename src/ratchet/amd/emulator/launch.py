@@ -47,12 +47,8 @@ class LaunchMemory:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchValue:
-    """An argument: a pointer or a number, and Triton's type of it."""
-
-    kind: str
-    value: int | float | bool | bytes
+LaunchValue = tuple[str, int | float | bool | bytes]
+"""An argument: Triton's type of it, and a pointer or a number."""
 
 
 WaveRuns = bytes  # a name of its own, since a field below is called `bytes`
@@ -313,7 +309,7 @@ def packed_arguments(
 
 
 def _packed(given: LaunchValue, one: KernelArgument) -> bytes:
-    value, kind = given.value, given.kind
+    kind, value = given
     if isinstance(value, bytes):
         return value
     try:

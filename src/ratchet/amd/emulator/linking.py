@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import ctypes
+import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
-from ratchet.amd.emulator.decode import FUNCTION, LABEL, DecodedKernel, called_functions, decode
+from ratchet.amd.compile.assembly import LABEL
+from ratchet.amd.emulator.decode import FUNCTION, DecodedKernel, called_functions, decode
 from ratchet.amd.emulator.launch import LaunchMemory
 from ratchet.base.errors import KernelError
 
@@ -176,16 +178,19 @@ def _data(line: str, before: bytearray) -> bytes:
 
 
 class PlacedVariables:
-    """The variables of an assembly text in this process's memory."""
+    """The variables of an assembly text in memory that a launch may touch."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, place: Callable[[bytes], int] | None = None) -> None:
+        """`place` puts bytes into such memory and returns where; by default, this process's own."""
         self._held: list[ctypes.Array[ctypes.c_char]] = []
         self.memories: list[LaunchMemory] = []
-        self.addresses = {name: self._place(one) for name, one in device_variables(text).items()}
+        self.begin_with = device_variables(text)
+        self._put = place or self._place
+        self.addresses = {name: self._put(one) for name, one in self.begin_with.items()}
 
     def pointer_to(self, address: int) -> int:
         """Return the address of a new pointer."""
-        return self._place(address.to_bytes(8, "little"))
+        return self._put(address.to_bytes(8, "little"))
 
     def _place(self, begins: bytes) -> int:
         held = (ctypes.c_char * (len(begins) + 64))()
@@ -205,19 +210,20 @@ def linked_kernel(text: str, name: str) -> tuple[DecodedKernel, PlacedVariables 
         raise KernelError("printing and assertions on the device are not emulated")
     if COUNTER.search(text) is None:
         return decode(text), None
-    own, placed = KernelTexts(text).of(name), PlacedVariables(text)
-    addresses = placed.addresses | called_functions(own)
-    return decode(linked(own, addresses, placed.pointer_to)), placed
+    placed = PlacedVariables(text)
+    return decode(linked(KernelTexts(text).of(name), placed)), placed
 
 
-def linked(text: str, addresses: Mapping[str, int], pointer_to: Callable[[int], int]) -> str:
-    """Return the text with addresses instead of distances.
+def linked(text: str, variables: PlacedVariables) -> str:
+    """Return the text of one kernel with addresses instead of distances.
 
-    `pointer_to` returns the address of a pointer that holds an address. Raises KernelError for a
-    name without one: a function that was not inlined, or a variable of another file.
+    Raises KernelError for a name without an address: a function that was not inlined, or a variable
+    of another file.
     """
     if "@rel32@" not in text and "@gotpcrel32@" not in text:
         return text
+    addresses = variables.addresses | called_functions(text)
+    pointer_to = functools.cache(variables.pointer_to)
 
     def placed(found: re.Match[str]) -> str:
         name, way, half = found[1], found[2], found[3]

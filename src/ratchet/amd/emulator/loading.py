@@ -266,7 +266,8 @@ class EmulatedLauncher:
 
     def _execute(self, *given: Any) -> EmulatedLaunch:
         kernel = self.kernel()
-        values, memories = [], self.driver.told.memories()
+        values: list[LaunchValue] = []
+        memories = self.driver.told.memories()
         if self.variables is not None:
             memories += self.variables.memories
         for place, (kind, value) in enumerate(launch_values(self.kinds, given[9:])):
@@ -279,13 +280,10 @@ class EmulatedLauncher:
                         "(cpu tensor?)"
                     )
                 memories.append(LaunchMemory(storage.data_ptr(), storage.nbytes()))
-                values.append(LaunchValue(kind, value.data_ptr()))
-            elif isinstance(value, (bool, int, float, bytes)):
-                values.append(LaunchValue(kind, value))
-            elif value is None:
-                values.append(LaunchValue(kind, 0))
+            if value is None or isinstance(value, (bool, int, float, bytes)):
+                values.append((kind, 0 if value is None else value))
             elif hasattr(value, "data_ptr"):
-                values.append(LaunchValue(kind, value.data_ptr()))
+                values.append((kind, value.data_ptr()))
             else:
                 raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
         grid = [int(size) for size in given[:3]]

@@ -32,11 +32,11 @@ from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
 
 VARIABLE: Final = "RATCHET_EMULATE"  # it hands the settings to the program's processes
+BEGIN: Final = "ratchet.amd.emulator.start:begin_from_environment"
+"""The function that begins the emulation in a process; its module imports torch."""
 Autotune = Literal["first", "bound"]
 LARGEST: Final = {"gfx90a": "MI250X", "gfx942": "MI300X", "gfx950": "MI355X"}
 """The device that a program is told about, of those that run a target's code."""
-INJECTED: Final = Path(__file__).with_name("inject")
-"""The folder whose sitecustomize begins the emulation."""
 MAKER: Final = {"MI": "AMD Instinct", "RX": "AMD Radeon"}
 
 
@@ -277,12 +277,12 @@ def emulate(
     """
     if not command:
         raise KernelError("no COMMAND: write ratchet emulate --target gfx942 -- pytest test_it.py")
+    from ratchet.trace.record import injected  # not in the program's processes, which import this
+
     with tempfile.TemporaryDirectory(prefix="ratchet-emulate-") as folder:
         settings = settings_for(target, folder, autotune, limit)
-        environment = dict(os.environ)
-        own = (str(INJECTED), environment.get("PYTHONPATH"))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, own))
-        environment[VARIABLE] = settings.text()
+        environment = injected(os.environ)
+        environment |= {VARIABLE: settings.text(), "RATCHET_AFTER_TORCH": BEGIN}
         try:
             code = run_command(command, environment, stdout)
         except OSError as error:

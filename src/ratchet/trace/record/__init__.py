@@ -18,6 +18,12 @@ SUFFIX = ".json.gz"
 FOLDER, SCHEDULE = "RATCHET_TRACE_FOLDER", "RATCHET_TRACE_SCHEDULE"
 
 
+def injected(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which Python runs the sitecustomize of `inject` first."""
+    path = os.pathsep.join(filter(None, (str(INJECTED), environment.get("PYTHONPATH"))))
+    return {**environment, "PYTHONPATH": path}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """The steps to record: `wait` and `warmup` pass, `active` are kept."""
@@ -67,8 +73,7 @@ def record(
     if any(path.name.endswith(SUFFIX) for path in folder.iterdir()):
         # They would be taken for ranks of this run.
         raise TraceError(f"{folder} already holds traces: name another folder, or remove them")
-    own = dict(os.environ if environment is None else environment)
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, (str(INJECTED), own.get("PYTHONPATH"))))
+    own = injected(os.environ if environment is None else environment)
     own[FOLDER] = str(folder.resolve())
     own[SCHEDULE] = f"{schedule.wait},{schedule.warmup},{schedule.active},{int(schedule.memory)}"
     said = shlex.join(command)
@@ -87,4 +92,4 @@ def record(
     return tuple(made)
 
 
-__all__ = ["CommandFailed", "Schedule", "record"]
+__all__ = ["CommandFailed", "Schedule", "injected", "record"]

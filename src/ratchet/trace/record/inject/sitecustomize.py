@@ -1,8 +1,10 @@
 """Profiles a training script without an edit: Python runs this file before the script.
 
-It does not import Ratchet, because the script may run in another environment. A step ends when the
-first optimizer that stepped steps again. If that optimizer is gone by then, as after a trial run of
-the script, recording begins anew.
+Profiling does not import Ratchet, because the script may run in another environment. A step ends
+when the first optimizer that stepped steps again. If that optimizer is gone by then, as after a
+trial run of the script, recording begins anew.
+
+Another command of Ratchet that needs the moment after torch's import names a function.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 
 FOLDER = "RATCHET_TRACE_FOLDER"
 SCHEDULE = "RATCHET_TRACE_SCHEDULE"
+AFTER_TORCH = "RATCHET_AFTER_TORCH"
+"""A function of Ratchet as `module:function`, called once torch is imported."""
 
 
 class Recorder:
@@ -85,7 +89,7 @@ class Recorder:
 
 
 class AfterTorch(importlib.abc.MetaPathFinder):
-    """Lets the usual finders import torch, then hooks the optimizers."""
+    """Lets the usual finders import torch, then begins what the environment asks for."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -98,12 +102,28 @@ class AfterTorch(importlib.abc.MetaPathFinder):
             return spec
         run = spec.loader.exec_module
 
-        def run_then_hook(module: ModuleType) -> None:
+        def run_then_begin(module: ModuleType) -> None:
             run(module)
-            hook(module)
+            if RECORDS:
+                hook(module)
+            if AFTER_TORCH in os.environ:
+                call(os.environ[AFTER_TORCH])
 
-        spec.loader.exec_module = run_then_hook  # type: ignore[method-assign]
+        spec.loader.exec_module = run_then_begin  # type: ignore[method-assign]
         return spec
+
+
+def call(function: str) -> None:
+    """Call a function of Ratchet; without Ratchet, end the process."""
+    module, _, name = function.partition(":")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        sys.exit(
+            f"ratchet: {sys.executable} cannot import Ratchet ({error}): run the command with the "
+            "Python that Ratchet is installed in"
+        )
+    getattr(found, name)()
 
 
 def hook(torch: ModuleType) -> None:
@@ -133,6 +153,7 @@ def run_the_hidden_one() -> None:
         sys.modules.setdefault("sitecustomize", this)
 
 
-if FOLDER in os.environ and SCHEDULE in os.environ:
+RECORDS = FOLDER in os.environ and SCHEDULE in os.environ
+if RECORDS or AFTER_TORCH in os.environ:
     sys.meta_path.insert(0, AfterTorch())
     run_the_hidden_one()
