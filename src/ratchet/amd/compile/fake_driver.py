@@ -30,7 +30,8 @@ class FakeDriver:
 
     def __init__(self, architecture: Architecture, *, units: int) -> None:
         self.architecture = architecture
-        self.compiled = CompiledTexts()
+        self._files: dict[str, dict[str, str]] = {}
+        """The files of each kernel that Triton compiled, by the kernel's hash."""
         self.launches: list[Message] = []
         self.kernels: dict[str, Message] = {}
         self.skipped_configs = 0
@@ -42,11 +43,26 @@ class FakeDriver:
         import triton
         import triton.testing
 
-        triton.knobs.compilation.listener = self.compiled
+        triton.knobs.compilation.listener = self.keep_files
         triton.runtime.driver.set_active(self)
         triton.testing.do_bench = triton.testing.do_bench_cudagraph = self.benchmark
         # Triton caches a device's limit on shared memory: all targets would have the first one's.
         triton.compiler.compiler.max_shared_mem.cache_clear()
+
+    def keep_files(
+        self, *, metadata: Mapping[str, str], metadata_group: dict[str, str], **_: object
+    ) -> None:
+        """Listen to Triton's compiler."""
+        self._files[metadata["hash"]] = dict(metadata_group)
+
+    def texts_of(self, digest: str) -> dict[str, str]:
+        """Return the assembly and the first intermediate form of a kernel, by file ending."""
+        found = {}
+        for name, path in self._files.get(digest, {}).items():
+            ending = name.rpartition(".")[2]
+            if ending in KEPT_TEXTS:
+                found[ending] = Path(path).read_text(errors="replace")[:MAX_TEXT_BYTES]
+        return found
 
     def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
         return Launcher(self, source, metadata)
@@ -138,7 +154,7 @@ class Launcher:
         self._signature = [str(kind) for kind in source.signature.values()]
         self._key = f"{metadata.name}-{metadata.hash}"
         if self._key not in driver.kernels:
-            texts = driver.compiled.of(metadata.hash)
+            texts = driver.texts_of(metadata.hash)
             driver.kernels[self._key] = _describe(source, metadata, texts)
         driver.utils.registers = driver.kernels[self._key]["registers"]
 
@@ -189,30 +205,6 @@ class _Utils:
             "max_threads_per_sm": one.max_waves_per_simd * one.simds_per_unit * one.wavefront_size,
             "cooperativeLaunch": 1,
         }
-
-
-class CompiledTexts:
-    """A listener of Triton's compiler that keeps the files of each compiled kernel."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, dict[str, str]] = {}
-
-    def __call__(
-        self, *, metadata: Mapping[str, str], metadata_group: dict[str, str], **_: object
-    ) -> None:
-        """Listen, as `triton.knobs.compilation.listener`."""
-        self._files[metadata["hash"]] = dict(metadata_group)
-
-    def of(self, digest: str) -> dict[str, str]:
-        """Return the assembly and the first intermediate form, by file ending."""
-        found = {}
-        for name, path in self._files.get(digest, {}).items():
-            ending = name.rpartition(".")[2]
-            if ending in KEPT_TEXTS:
-                found[ending] = Path(path).read_text(errors="replace")[:MAX_TEXT_BYTES]
-            elif ending == "cubin":
-                found[ending] = path
-        return found
 
 
 def capability(architecture: Architecture) -> tuple[int, int]:

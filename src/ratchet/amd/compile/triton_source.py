@@ -62,21 +62,19 @@ def repair_interpreter() -> None:
     if getattr(builder, "repaired", False):
         return
     builder.repaired = True
-    interpreter._patch_lang_tensor = _with_loop_bounds(interpreter._patch_lang_tensor)
+    patch = interpreter._patch_lang_tensor
+
+    def with_loop_bounds(tensor: object, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = with_loop_bounds
     numbers = _Numbers(interpreter.TensorHandle, tl.bfloat16, tl.float32)
     for name, operands in (("binary_op", 2), ("ternary_op", 3), ("unary_op", 1), ("create_fma", 3)):
         setattr(builder, name, numbers.in_float32(getattr(builder, name), operands))
     builder.create_dot = numbers.dot_in_float32(builder.create_dot)
     for name in ("cast_impl", "create_fp_to_fp"):
         setattr(builder, name, numbers.by_float32(getattr(builder, name)))
-
-
-def _with_loop_bounds(original: Callable[..., None]) -> Callable[..., None]:
-    def patch(tensor: object, scope: Any) -> None:
-        original(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    return patch
 
 
 class Held(Protocol):

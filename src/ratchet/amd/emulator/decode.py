@@ -21,8 +21,8 @@ from ratchet.amd.emulator.operands import (
     SDWA,
     Operand,
     Record,
+    bits_of,
     check_only,
-    first_signs,
     parse_operand,
     selections,
     vector_modifiers,
@@ -248,8 +248,8 @@ def _record(line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: 
         modifiers = {key: value for key, value in modifiers.items() if key != "clamp"}
     if SIGNED_PARTS.match(name):  # `neg_lo` says of A and of B that they have a sign
         given = dict(modifiers)
-        signs = first_signs(given.pop("neg_lo", "[0,0,0]"))
-        name, modifiers = f"{name}_{signs}", given
+        a, b, _ = bits_of(given.pop("neg_lo", "[0,0,0]"), 3)
+        name, modifiers = f"{name}_{a}{b}", given
     if (form := forms.special(name, texts, modifiers, target)) is not None:
         return form
     operation = source.table().get(name)

@@ -322,7 +322,7 @@ class TritonLauncher(EmulatedLauncher):
             for kind in kinds
             if str(kind).startswith("*")
         ]
-        text = driver.compiled.of(metadata.hash).get("amdgcn", "")
+        text = driver.texts_of(metadata.hash).get("amdgcn", "")
         super().__init__(
             driver=driver,
             kernel=functools.cache(lambda: self._linked(text)),

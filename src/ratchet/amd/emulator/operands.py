@@ -208,11 +208,6 @@ def selections(modifiers: Mapping[str, str], sources: int, *, high: int | None =
     return found
 
 
-def first_signs(text: str) -> str:
-    """Return the first two of a list of bits as text: `10` for `[1,0,0]`."""
-    return "".join(str(one) for one in bits_of(text, 3)[:2])
-
-
 def bits_of(text: str, count: int) -> list[int]:
     """Return the numbers of a list as text, `[0,1]`; raises KernelError if they are not `count`."""
     found = [int(one) for one in re.findall(r"\d+", text)]

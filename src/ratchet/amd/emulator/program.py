@@ -167,7 +167,7 @@ class ProgramResult:
 
 
 def read_result(
-    folder: Path, *, target: str, device: str, command: tuple[str, ...], exit_code: int
+    folder: Path, *, target: str, command: tuple[str, ...], exit_code: int
 ) -> ProgramResult:
     """Return the result of the processes that wrote into a folder."""
     records = [
@@ -190,7 +190,7 @@ def read_result(
     kernels = [_kernel(name, parts, target) for name, parts in found.items()]
     return ProgramResult(
         target=target,
-        device=device,
+        device=pretended_device(target).name,
         command=command,
         exit_code=exit_code,
         kernels=tuple(sorted(kernels, key=lambda one: -(one.bound_s or 0))),
@@ -293,7 +293,6 @@ def emulate(
         return read_result(
             Path(folder),
             target=target,
-            device=pretended_device(target).name,
             command=tuple(command),
             exit_code=code if code >= 0 else 128 - code,
         )

@@ -114,9 +114,17 @@ def _preludes(scanned: ScannedFile) -> Iterator[Edit]:
 
 
 def _prelude(text: bytes, shift: int, needed: set[str]) -> Iterator[Edit]:
-    missing = {name for name in needed if f"#define {name}(".encode() not in text}
-    if missing:
-        yield inserted(shift + _place(text), prelude(missing))
+    """Yield the insertion of the macros that a text lacks, in the order of their names."""
+    made = ""
+    for signature in sorted(AMD_AND_CUDA):
+        name = signature.partition("(")[0]
+        if name in needed and f"#define {name}(".encode() not in text:
+            amd, cuda = AMD_AND_CUDA[signature]
+            made += f"#ifndef {name}\n#ifdef __HIP_PLATFORM_AMD__\n"
+            made += f"#define {signature} {amd}\n#else\n#define {signature} {cuda}\n"
+            made += "#endif\n#endif\n"
+    if made:
+        yield inserted(shift + _place(text), made)
 
 
 def _place(text: bytes) -> int:
@@ -128,18 +136,6 @@ def _place(text: bytes) -> int:
     while (more := INCLUDE.match(text, end)) is not None:
         end = more.end()
     return end
-
-
-def prelude(needed: Iterable[str]) -> str:
-    """Return the definitions of the macros, in the order of their names; "" for none."""
-    wanted = set(needed)
-    signatures = [one for one in AMD_AND_CUDA if one.partition("(")[0] in wanted]
-    text = ""
-    for one in sorted(signatures):
-        amd, cuda = AMD_AND_CUDA[one]
-        text += f"#ifndef {one.partition('(')[0]}\n#ifdef __HIP_PLATFORM_AMD__\n"
-        text += f"#define {one} {amd}\n#else\n#define {one} {cuda}\n#endif\n#endif\n"
-    return text
 
 
 SIGNS: Final = ("<<<", "cuda", "__global__")  # words of which CUDA code has at least one

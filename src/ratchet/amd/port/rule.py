@@ -148,14 +148,8 @@ class Rule(Generic[Tree]):
             )
 
 
-class Rules(Generic[Tree]):
+class Rules(list[Rule[Tree]]):
     """The rules of one file: a function becomes one by the decorator `add`."""
-
-    def __init__(self) -> None:
-        self._rules: list[Rule[Tree]] = []
-
-    def __iter__(self) -> Iterator[Rule[Tree]]:
-        return iter(self._rules)
 
     def add(
         self, name: str, severity: Severity, *, fix: str
@@ -164,8 +158,7 @@ class Rules(Generic[Tree]):
 
         def added(matches: Matching[Tree]) -> Matching[Tree]:
             why = " ".join((matches.__doc__ or "").split())
-            rule = Rule(name=name, severity=severity, why=why, fix=fix, matches=matches)
-            self._rules.append(rule)
+            self.append(Rule(name=name, severity=severity, why=why, fix=fix, matches=matches))
             return matches
 
         return added

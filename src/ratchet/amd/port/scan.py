@@ -26,6 +26,20 @@ SKIPPED_FOLDERS: Final = (
 CUDA_SUFFIXES: Final = (".cu", ".cuh")
 CPP_SUFFIXES: Final = (".cpp", ".cc", ".cxx", ".c", ".h", ".hpp", ".hh", ".hxx", ".inl", ".inc")
 HEADER_SUFFIXES: Final = (".cuh", ".h", ".hpp", ".hh", ".hxx", ".inl", ".inc")
+NAMES: Final[dict[Kind, re.Pattern[str]]] = {
+    "cuda": re.compile(
+        rf"(?is).+({'|'.join(re.escape(one) for one in (*CUDA_SUFFIXES, *CPP_SUFFIXES))})"
+    ),
+    "python": re.compile(r"(?is).+\.py"),
+    "cmake": re.compile(r"CMakeLists\.txt|(?is:.+\.cmake)"),
+    "docker": re.compile(r"(?is)(dockerfile|containerfile).*|.+\.dockerfile"),
+    "shell": re.compile(r"(?is:.+\.(sh|bash|slurm|sbatch|mk))|Makefile"),
+    "yaml": re.compile(r"(?is).+\.ya?ml"),
+    "packages": re.compile(
+        r".*requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.cfg"
+    ),
+}
+"""The names of the files that are read, by their kind."""
 OF_CUDA: Final = re.compile(
     rb"cuda|CUDA|__global__|__device__|__shared__|cublas|cudnn|cufft|curand|cusparse|cusolver|"
     rb"\bnccl|\bcub::|thrust::|cutlass|nvToolsExt|\bnvrtc"
@@ -62,11 +76,7 @@ def find_files(path: Path) -> Iterator[FoundFile]:
         return
     if why := why_not_folder(path):
         raise PortError(f"{path} {why}: name a file or a folder that can be read")
-    yield from _walk(path)
-
-
-def _walk(root: Path) -> Iterator[FoundFile]:
-    for found in _all_files(root):
+    for found in _all_files(path):
         if not found.name.isprintable():  # no patch can hold it
             name = found.name.encode(errors="replace").decode(errors="replace")
             found = FoundFile(
@@ -107,24 +117,7 @@ def _all_files(root: Path) -> Iterator[FoundFile]:
 
 def kind_of(path: Path) -> Kind | None:
     """Return how a file is read, by its name; None if it is of no interest."""
-    name, suffix = path.name, path.suffix.lower()
-    if suffix in (*CUDA_SUFFIXES, *CPP_SUFFIXES):
-        return "cuda"
-    if suffix == ".py":
-        return "python"
-    if name == "CMakeLists.txt" or suffix == ".cmake":
-        return "cmake"
-    if re.match(r"(?i)(dockerfile|containerfile)", name) or suffix == ".dockerfile":
-        return "docker"
-    if suffix in (".sh", ".bash", ".slurm", ".sbatch", ".mk") or name == "Makefile":
-        return "shell"
-    if suffix in (".yml", ".yaml"):
-        return "yaml"
-    if re.fullmatch(
-        r".*requirements.*\.(txt|in)|constraints.*\.txt|pyproject\.toml|setup\.cfg", name
-    ):
-        return "packages"
-    return None
+    return next((kind for kind, name in NAMES.items() if name.fullmatch(path.name)), None)
 
 
 def _read(path: Path, name: str, kind: Kind) -> FoundFile:
