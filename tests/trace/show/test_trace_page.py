@@ -22,7 +22,7 @@ from ratchet.trace.show.figures import (
     lanes,
     memory_plot,
     path_bars,
-    path_kinds,
+    path_times,
     roofline_plot,
     series_lanes,
 )
@@ -156,8 +156,8 @@ def test_the_kinds_of_the_path_fill_the_window(documents: dict[str, Any]) -> Non
     assert sum(part.width or 0 for part in whole.marks) == pytest.approx(100, abs=0.3)
     assert [bar.title for bar in steps] == ["ProfilerStep#0", "ProfilerStep#1"]
     assert [bar.title for bar in path_bars(documents["ranks"].reports, 60)] == ["rank 0", "rank 1"]
-    times = [kind.time / 1e6 for kind in path_kinds([documents["one"]])]
-    assert sum(times) == pytest.approx(documents["one"].identity.window / 1e6, abs=0.002)
+    times = path_times([documents["one"]])
+    assert sum(times.values()) == documents["one"].identity.window
 
 
 def test_queues_and_copies_are_lanes_of_their_own_scale(document: Report) -> None:

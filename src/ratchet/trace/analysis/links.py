@@ -12,17 +12,15 @@ from numpy.typing import NDArray
 
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
 
-Index = NDArray[np.int64]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Nest:
     """The call tree of a choice of events; positions are into that choice."""
 
-    parent: Index  # The innermost event around each, -1 for an outermost one
-    levels: tuple[Index, ...]  # Positions by depth, the outermost first
+    parent: Int64  # The innermost event around each, -1 for an outermost one
+    levels: tuple[Int64, ...]  # Positions by depth, the outermost first
 
-    def nearest(self, wanted: Bool) -> Index:
+    def nearest(self, wanted: Bool) -> Int64:
         """Return for each event the innermost wanted one around it, -1 if there is none."""
         near = np.full(self.parent.size, -1, dtype=np.int64)
         for level in self.levels[1:]:
@@ -81,25 +79,24 @@ CHECKPOINT = re.compile(
     r"CheckpointFunctionBackward|utils/checkpoint\.py\(\d+\): (unpack|recompute)"
 )
 COLLECTIVE_MARK = re.compile(r"^(nccl|rccl|gloo|xccl|mpi|ucc):")
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Links:
-    """Rows into the trace, by row of the trace; -1 if there is none."""
+    """Int64 into the trace, by row of the trace; -1 if there is none."""
 
-    launch: Rows  # For device work, the runtime call that started it
-    op: Rows  # For device work and runtime calls, the innermost CPU op around the launch
-    parent_op: Rows  # For CPU ops, the op around it
-    module: Rows
+    launch: Int64  # For device work, the runtime call that started it
+    op: Int64  # For device work and runtime calls, the innermost CPU op around the launch
+    parent_op: Int64  # For CPU ops, the op around it
+    module: Int64
     """For CPU ops, the innermost nn.Module call; for a backward op, that of its forward op."""
     backward: Bool  # True for CPU ops that the autograd engine runs
     recompute: Bool  # True for CPU ops that run a forward again inside the backward (checkpointing)
     carried_in: Bool
     """True for work from before the recording: without a launch, and over before launched work."""
-    mark: Rows
+    mark: Int64
     """For device work, the process group's annotation around its launch, such as `nccl:send`."""
-    chosen: Rows  # The rows of the call tree, and the tree over them
+    chosen: Int64  # The rows of the call tree, and the tree over them
     tree: Nest
 
     def ops_around(self, row: int) -> Iterator[int]:
@@ -151,14 +148,14 @@ def link(trace: Trace) -> Links:
     )
 
 
-def _spread(trace: Trace, chosen: Rows, near: Rows) -> Rows:
+def _spread(trace: Trace, chosen: Int64, near: Int64) -> Int64:
     """Turn positions in the choice into rows of the trace."""
     rows = np.full(len(trace), -1, dtype=np.int64)
     rows[chosen] = np.where(near >= 0, chosen[np.maximum(near, 0)], -1)
     return rows
 
 
-def _launches(trace: Trace) -> Rows:
+def _launches(trace: Trace) -> Int64:
     """Find the runtime call of device work by correlation id; if several share it, the first."""
     calls = np.flatnonzero((trace.kind == Kind.RUNTIME) & (trace.correlation > 0))
     launch = np.full(len(trace), -1, dtype=np.int64)
@@ -169,7 +166,7 @@ def _launches(trace: Trace) -> Rows:
     return launch
 
 
-def _first_with(wanted: Int64, rows: NDArray[np.integer], ids: Int64) -> Rows:
+def _first_with(wanted: Int64, rows: NDArray[np.integer], ids: Int64) -> Int64:
     """Return for each wanted id the first of these rows that has it, -1 if none has."""
     order = np.argsort(ids, kind="stable")
     known = ids[order]
@@ -177,7 +174,7 @@ def _first_with(wanted: Int64, rows: NDArray[np.integer], ids: Int64) -> Rows:
     return np.where(known[found] == wanted, rows[order][found], -1).astype(np.int64)
 
 
-def _by_external_id(trace: Trace, op: Rows) -> Rows:
+def _by_external_id(trace: Trace, op: Int64) -> Int64:
     """Find the op of device work that has no launch in the trace but carries its op's id."""
     work = trace.rows(*DEVICE_KINDS)
     own = trace.external[work]
@@ -192,7 +189,7 @@ def _by_external_id(trace: Trace, op: Rows) -> Rows:
     return op
 
 
-def _carried_in(trace: Trace, launch: Rows) -> Bool:
+def _carried_in(trace: Trace, launch: Int64) -> Bool:
     work = trace.rows(*DEVICE_KINDS)
     carried = np.zeros(len(trace), dtype=bool)
     started = work[launch[work] >= 0]
@@ -218,8 +215,8 @@ def _recomputes(checkpoint: Bool, is_backward: Bool, module: Bool, tree: Nest) -
 
 
 def _modules_of_backward(
-    trace: Trace, module: Rows, backward: Bool, chosen: Rows, backward_above: Rows
-) -> Rows:
+    trace: Trace, module: Int64, backward: Bool, chosen: Int64, backward_above: Int64
+) -> Int64:
     """Give ops of the backward the module of the forward op with the same sequence number."""
     ops = trace.ops
     numbered = ops.sequence >= 0

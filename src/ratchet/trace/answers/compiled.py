@@ -37,7 +37,7 @@ class Compiled:
     """Distinct reasons with their counts; only `ratchet trace record` keeps them."""
 
 
-def compiled(trace: Trace, links: Links) -> Compiled | None:
+def compiled(trace: Trace) -> Compiled | None:
     """Return None if the trace shows no torch.compile."""
     regions: dict[int, int] = {}
     graphs = set()

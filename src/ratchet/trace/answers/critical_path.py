@@ -303,8 +303,7 @@ def _chain(trace: Trace, path: Path) -> tuple[PathStretch, ...]:
     for at in chosen.tolist():
         row, lane = int(path["row"][at]), int(path["lane"][at])
         if lane >= 0:
-            process, thread = trace.lanes[lane]
-            where = f"thread {thread}" if thread else f"process {process}"
+            where = trace.thread(lane)
         else:
             where = f"stream {trace.stream[row]}" if row >= 0 else ""
         found.append(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ratchet.trace.analysis.links import MODULE, Links, nest
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
 
 Sort = Literal["compute", "communication", "copy"]
+SORTS: tuple[Sort, ...] = get_args(Sort)
 SMALL_KERNEL_NS = 10_000  # Work shorter than this can cost less than its launch
 
 
@@ -82,6 +83,18 @@ def by_stream(trace: Trace, rows: NDArray[np.intp]) -> list[tuple[int, int, NDAr
     return [
         (int(trace.device[rows[at]]), int(trace.stream[rows[at]]), rows[own])
         for at, own in zip(first, groups(group), strict=True)
+    ]
+
+
+def by_lane(trace: Trace, rows: NDArray[np.intp]) -> list[tuple[str, NDArray[np.intp]]]:
+    """Group rows as (name, rows) by stream; on a CPU-only trace, by thread."""
+    if not trace.on_device:
+        lanes = np.unique(trace.lane[rows]).tolist()
+        return [(trace.thread(lane), rows[trace.lane[rows] == lane]) for lane in lanes]
+    several = np.unique(trace.device[rows]).size > 1
+    return [
+        (f"device {device} stream {stream}" if several else f"stream {stream}", own)
+        for device, stream, own in by_stream(trace, rows)
     ]
 
 

@@ -136,10 +136,10 @@ def report(
         launches=launches(trace, links),
         memory=memory(trace, links),
         recompute=recompute(trace, links),
-        compiled=compiled(trace, links),
+        compiled=compiled(trace),
         bubble=bubble(whole, sent),
         matmuls=matmuls(trace, links),
         roofline=roofline(trace, links, ceilings),
         timeline=timeline(trace, links, communication, whole),
-        faults=tuple(filter(None, (*map(str, trace.faults), unlinked(trace, counted)))),
+        faults=tuple(filter(None, (*trace.faults, unlinked(trace, counted)))),
     )

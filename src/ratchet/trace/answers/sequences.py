@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ratchet.trace.analysis.intervals import groups
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.idle import KERNEL_GAP_NS
-from ratchet.trace.answers.kernels import device_rows, module_paths, own_cpu_time
+from ratchet.trace.answers.kernels import by_lane, device_rows, module_paths, own_cpu_time
 from ratchet.trace.answers.shapes import is_product
 from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
@@ -22,18 +22,16 @@ from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 # repeated patterns in strings, trees and arrays", 1972). Any other stretch gets its number from the
 # two powers of two that cover it.
 
-Index = NDArray[np.int64]
-
 
 class Stretches:
     """The stretches of one sequence of whole numbers."""
 
     def __init__(self, entries: NDArray[np.integer]) -> None:
         _, number = np.unique(entries, return_inverse=True)
-        self._levels: list[Index] = [number.reshape(-1).astype(np.int64)]
+        self._levels: list[Int64] = [number.reshape(-1).astype(np.int64)]
         """For each k and each position, the number of the 2^k entries that begin there."""
 
-    def same(self, begin: Index, end: Index) -> Index:
+    def same(self, begin: Int64, end: Int64) -> Int64:
         """Number the stretches [begin, end), none of them empty: equal ones get the same number."""
         length = end - begin
         assert length.size == 0 or length.min() > 0, "a stretch without entries"
@@ -49,7 +47,7 @@ class Stretches:
             given += int(found.max()) + 1
         return number
 
-    def _level(self, k: int) -> Index:
+    def _level(self, k: int) -> Int64:
         while len(self._levels) <= k:
             half = 1 << (len(self._levels) - 1)
             known = self._levels[-1]
@@ -57,7 +55,7 @@ class Stretches:
         return self._levels[k]
 
 
-def apart(begin: Index, length: int) -> Index:
+def apart(begin: Int64, length: int) -> Int64:
     """Keep those of equal stretches, in order, that do not overlap one kept before."""
     if begin.size < 2 or np.diff(begin).min() >= length:
         return begin
@@ -69,7 +67,7 @@ def apart(begin: Index, length: int) -> Index:
     return np.array(kept, dtype=np.int64)
 
 
-def _numbers(left: Int64, right: Int64) -> Index:
+def _numbers(left: Int64, right: Int64) -> Int64:
     """Number the pairs of whole numbers, all at least 0."""
     if not left.size:
         return np.zeros(0, dtype=np.int64)
@@ -82,7 +80,7 @@ Under = Literal["op", "stream", "between products"]
 SHORTEST, LONGEST = 2, 8  # Lengths of the runs that are searched for on a stream
 LONGEST_UNDER_OP = 64  # Longer runs are whole graphs; `under_op` returns them
 LEAST = 2  # A run under an op or on a stream must occur this often
-ROWS = 40  # Rows kept of each sort: those that take most time
+ROWS = 40  # Int64 kept of each sort: those that take most time
 NAMED = 16  # A row names this many kernels: the first
 _TRIED = 200
 _ALREADY_FUSED = re.compile(r"triton_|_fused_", re.IGNORECASE)
@@ -127,7 +125,7 @@ class _Line:
     """Work in order: rows of the trace, with their times and gaps."""
 
     name: str
-    row: Index
+    row: Int64
     time: Int64
     gap: Int64  # Idle time before each
     stops: Bool  # True for copies and communication: every run ends there
@@ -146,7 +144,7 @@ class _Occurrences:
     under: Under
     name: str
     line: _Line
-    begin: Index
+    begin: Int64
     length: int
     time: int
     cpu: int = 0
@@ -219,7 +217,7 @@ def _rows(
     ]
 
 
-def _outermost(trace: Trace, ops: Index) -> Bool:
+def _outermost(trace: Trace, ops: Int64) -> Bool:
     """Return for each op whether none of the others, on the same thread, encloses it."""
     outer = np.ones(ops.size, dtype=bool)
     for lane in np.unique(trace.lane[ops]):
@@ -229,7 +227,7 @@ def _outermost(trace: Trace, ops: Index) -> Bool:
     return outer
 
 
-def launched(trace: Trace, links: Links, ops: Index) -> tuple[_Line, Index, Index]:
+def launched(trace: Trace, links: Links, ops: Int64) -> tuple[_Line, Int64, Int64]:
     """Sort device work by thread and time of launch, and find the stretch that each op launched."""
     rows = device_rows(trace, links)
     rows = rows[links.launch[rows] >= 0]
@@ -268,7 +266,7 @@ def _under_ops(trace: Trace, links: Links) -> list[_Occurrences]:
 
 
 def _equal(
-    trace: Trace, under: Under, line: _Line, begin: Index, end: Index, calls: Index | None = None
+    trace: Trace, under: Under, line: _Line, begin: Int64, end: Int64, calls: Int64 | None = None
 ) -> list[_Occurrences]:
     """Group stretches that run the same kernels and, for an op's calls, have the same op."""
     if not begin.size:
@@ -296,28 +294,19 @@ def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
     on_device = trace.on_device
     if on_device:
         rows, time = device_rows(trace, links), trace.duration
-        device, line = trace.device[rows], trace.stream[rows]
     else:
         moving = trace.ops.row[~trace.named(_MOVES_NOTHING)[trace.text[trace.ops.row]]]
         above = links.parent_op[moving]
         rows = np.setdiff1d(moving, above[above >= 0])
         time = own_cpu_time(trace, links)
-        device, line = np.zeros(rows.size, dtype=np.int32), trace.lane[rows]
-    several = np.unique(device).size > 1
     product = is_product(trace, links) | trace.named(_ALREADY_FUSED)[trace.text]
     stops = communication | np.isin(trace.kind, (Kind.COPY, Kind.FILL))
-    _, stream = np.unique(np.stack((device, line)), axis=1, return_inverse=True)
     found = []
-    for own in groups(stream.reshape(-1)):
-        chosen = rows[own]
+    for name, chosen in by_lane(trace, rows):
         gap = np.zeros(chosen.size, dtype=np.int64)
         if on_device:
             reach = np.maximum.accumulate(trace.start[chosen] + trace.duration[chosen])
             gap[1:] = np.clip(trace.start[chosen[1:]] - reach[:-1], 0, KERNEL_GAP_NS)
-            name = f"stream {line[own[0]]}"
-            name = f"device {device[own[0]]} {name}" if several else name
-        else:
-            name = f"thread {trace.lanes[line[own[0]]][1]}"
         found.append(
             _Line(
                 name=name, row=chosen, time=time[chosen], gap=gap, stops=stops[chosen],
@@ -327,7 +316,7 @@ def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
     return found
 
 
-def _candidates(trace: Trace, line: _Line) -> list[tuple[int, Index, int]]:
+def _candidates(trace: Trace, line: _Line) -> list[tuple[int, Int64, int]]:
     """Return (summed time, starts, length) of runs that occur often enough."""
     size, sums = line.row.size, line.sums
     stopped = np.concatenate(([0], np.cumsum(line.stops)))
@@ -352,7 +341,7 @@ def _candidates(trace: Trace, line: _Line) -> list[tuple[int, Index, int]]:
     return sorted(found, key=lambda one: -one[0])
 
 
-def _cover(line: _Line, candidates: list[tuple[int, Index, int]]) -> list[_Occurrences]:
+def _cover(line: _Line, candidates: list[tuple[int, Int64, int]]) -> list[_Occurrences]:
     """Choose runs, the heaviest first, that do not overlap one chosen before."""
     taken, sums = np.zeros(line.row.size, dtype=bool), line.sums
     runs: list[_Occurrences] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 from ratchet.trace.analysis import Activity
 from ratchet.trace.analysis.intervals import Spans, union
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import Sort, by_stream, device_rows
+from ratchet.trace.answers.kernels import SORTS, Sort, by_lane, device_rows
 from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 BINS = 400  # Bins of a window: about as many as a screen has columns to show
@@ -51,22 +50,14 @@ def bin_edges(start: int, end: int) -> Int64:
 def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -> Timeline:
     """Sum busy time by bin, without work carried in from before the recording."""
     edges = bin_edges(whole.start, whole.end)
-    sorts: tuple[tuple[Sort, Spans], ...] = (
-        ("compute", whole.compute),
-        ("communication", whole.communication),
-        ("copy", whole.copy),
-    )
+    sorts = zip(SORTS, (whole.compute, whole.communication, whole.copy), strict=True)
     together = tuple(_lane("", sort, spans, edges) for sort, spans in sorts if spans.start.size)
+    counted = np.flatnonzero(communication | (trace.kind == Kind.OP))
     found = []
-    for name, own in _by_name(trace, links, communication):
+    for name, own in by_lane(trace, device_rows(trace, links) if trace.on_device else counted):
         copied = (trace.kind[own] != Kind.KERNEL) & trace.on_device
         sent = communication[own] & ~copied
-        parts: tuple[tuple[Sort, Bool], ...] = (
-            ("compute", ~sent & ~copied),
-            ("communication", sent),
-            ("copy", copied),
-        )
-        for sort, chosen in parts:
+        for sort, chosen in zip(SORTS, (~sent & ~copied, sent, copied), strict=True):
             rows = own[chosen]
             if rows.size:
                 spans = union(trace.start[rows], trace.start[rows] + trace.duration[rows])
@@ -79,25 +70,6 @@ def timeline(trace: Trace, links: Links, communication: Bool, whole: Activity) -
         together=together,
         lanes=tuple(found[:LANES]),
     )
-
-
-def _by_name(
-    trace: Trace, links: Links, communication: Bool
-) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """Yield (name, rows) of the busiest streams; on a CPU-only trace, of each thread."""
-    if trace.on_device:
-        rows = device_rows(trace, links)
-        several = np.unique(trace.device[rows]).size > 1
-        found = by_stream(trace, rows)
-        found.sort(key=lambda one: -int(trace.duration[one[2]].sum()))
-        for device, stream, own in found[:LANES]:
-            yield f"device {device} stream {stream}" if several else f"stream {stream}", own
-        return
-    counted = communication | (trace.kind == Kind.OP)
-    for lane in np.unique(trace.lane[counted]).tolist():
-        process, thread = trace.lanes[lane]
-        name = f"thread {thread}" if thread else f"process {process}"
-        yield name, np.flatnonzero(counted & (trace.lane == lane))
 
 
 def _lane(name: str, sort: Sort, spans: Spans, edges: Int64) -> Lane:

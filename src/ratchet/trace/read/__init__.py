@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet.base.errors import TraceError
-from ratchet.trace.read.columns import DeviceProperties, Fault, Kind, Platform, Trace
+from ratchet.trace.read.columns import DeviceProperties, Kind, Platform, Trace
 from ratchet.trace.read.rocprof import is_database, is_rocprof, read_database, read_rocprof
 from ratchet.trace.read.shares import gather, gather_shared
 
@@ -82,7 +82,7 @@ def without_device_work(trace: Trace) -> Trace:
         f"no GPU events on a {trace.platform} run with {launches:,} runtime calls; "
         f"likely causes: {_CAUSES[trace.platform]}"
     )
-    return replace(trace, faults=(*trace.faults, Fault(what=what)))
+    return replace(trace, faults=(*trace.faults, what))
 
 
 def _around(text: bytes) -> dict[str, object]:

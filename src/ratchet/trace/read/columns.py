@@ -75,17 +75,6 @@ DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.FILL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """A defect of the file, and how the reader handled it."""
-
-    what: str
-    count: int = 1
-
-    def __str__(self) -> str:
-        return self.what if self.count == 1 else f"{self.what} ({self.count:,} times)"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceProperties:
     """Facts about one device from the trace."""
 
@@ -157,7 +146,7 @@ class Trace:
     rank: int | None = None
     world_size: int | None = None
     metadata: dict[str, str] = field(default_factory=dict)
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[str, ...] = ()  # Defects of the file, and how the reader handled each
 
     def __len__(self) -> int:
         return self.start.size
@@ -173,6 +162,11 @@ class Trace:
     def string(self, row: SupportsIndex) -> str:
         """Return the name of the event in this row."""
         return self.strings[int(self.text[row])]
+
+    def thread(self, lane: int) -> str:
+        """Return the name of a lane: its thread, or its process if that is all that is known."""
+        process, thread = self.lanes[lane]
+        return f"thread {thread}" if thread else f"process {process}"
 
     def named(self, pattern: re.Pattern[str]) -> Bool:
         """Return for each string whether the pattern matches somewhere in it."""

@@ -15,7 +15,6 @@ from ratchet.trace.read.columns import (
     DEVICE_KINDS,
     STEP,
     Collectives,
-    Fault,
     Int64,
     Kind,
     Kinds,
@@ -32,7 +31,7 @@ from ratchet.trace.read.stream import (
     NOTHING,
     AnyEvent,
     Event,
-    Unused,
+    Instant,
     WorkArguments,
     WorkEvent,
 )
@@ -40,7 +39,6 @@ from ratchet.trace.read.times import CLIPPED, FAR, MISSING, clipped, far_outside
 
 GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
 """c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: those with device memory."""
-_NO_OTHERS = (WorkEvent, Unused)
 _LONGEST = 2**59  # 18 years in ns: a longer duration is not valid
 
 
@@ -82,8 +80,8 @@ class Gatherer:
 
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Take one piece."""
-        work = [event for event in events if type(event) is WorkEvent or event.ph == "X"]
-        others = [e for e in events if not isinstance(e, _NO_OTHERS) and e.ph != "X"]
+        work = [e for e in events if type(e) is WorkEvent or (type(e) is Event and e.ph == "X")]
+        others = [e for e in events if type(e) in (Event, Instant) and e.ph != "X"]
         if others:
             self._add_others(others)
         if work:
@@ -329,7 +327,10 @@ class Gatherer:
         columns["memory"] = MemoryEvents(**memory)
         columns["strings"] = [key if isinstance(key, str) else str(key) for key in self.strings]
         columns["lanes"] = [(str(process), str(thread)) for process, thread in self.lanes]
-        columns["faults"] = tuple(Fault(what=w, count=n) for w, n in self.faults.items())
+        columns["faults"] = tuple(
+            what if count == 1 else f"{what} ({count:,} times)"
+            for what, count in self.faults.items()
+        )
         return columns
 
 

@@ -111,17 +111,13 @@ class Unused(Struct, frozen=True, gc=False):
 class ArrowStart(Unused, frozen=True, gc=False, tag_field="ph", tag="s"):
     """The start of an arrow between two events."""
 
-    ph: ClassVar[str] = "s"
-
 
 class ArrowEnd(Unused, frozen=True, gc=False, tag_field="ph", tag="f"):
-    ph: ClassVar[str] = "f"
+    """Its end."""
 
 
 class Metadata(Unused, frozen=True, gc=False, tag_field="ph", tag="M"):
     """The name of a process or a thread."""
-
-    ph: ClassVar[str] = "M"
 
 
 Known: TypeAlias = WorkEvent | Instant | ArrowStart | ArrowEnd | Metadata

@@ -37,12 +37,6 @@ STEP = (
     *(m.number(title, part, milliseconds) for part, title in words.PARTS.items()),
     m.number("overlap", "overlap", "{:.2%}".format, on="page"),
 )
-PATH_KINDS = (
-    m.Column("kind", lambda row: (m.Span("", f"key {row.colour}"), row.kind)),
-    m.number("ms", "time", milliseconds),
-    m.number("share"),
-    m.Column("which is", "means", on="page"),
-)
 
 
 def render_trace_page(document: Traced) -> str:
@@ -216,9 +210,17 @@ def _lanes(ranks: Sequence[Report]) -> m.ReportSection | None:
 
 
 def _path(ranks: Sequence[Report], top: int) -> m.ReportSection | None:
-    kinds = figures.path_kinds(ranks)
-    if not kinds:
+    times = figures.path_times(ranks)
+    total = sum(times.values())
+    if not total:
         return None
+    colour = figures.COLOURS.get
+    kinds = (
+        m.Column("kind", lambda kind: (m.Span("", f"key {colour(kind, kind)}"), words.PATH[kind])),
+        m.number("ms", times.__getitem__, milliseconds),
+        m.number("share", lambda kind: share_of(times[kind], total)),
+        m.Column("which is", words.PATH_MEANS.__getitem__, on="page"),
+    )
     several = len(ranks) > 1
     own = " Each rank has its own path; waiting for another rank counts as part of a collective."
     named = [row for row in ranks[0].critical_path.rows if row.name]
@@ -235,7 +237,7 @@ def _path(ranks: Sequence[Report], top: int) -> m.ReportSection | None:
             "The critical path by kind; the table has the numbers",
             "stack",
         ),
-        m.ResultTable(PATH_KINDS, kinds, look="compact"),
+        m.ResultTable(kinds, [kind for kind, time in times.items() if time], look="compact"),
         tables.brief_table(tables.PATH, named[: min(top, _PATH_ROWS)]),
         on="page" if several else "both",
     )

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ratchet.trace.answers.timeline import Timeline
 
 Times = Mapping[str, int]
-_COLOURS = {
+COLOURS = {
     "communication": "exposed_communication", "copy": "exposed_copy", "cpu": "fourth",
     "between_ops": "fifth", "kernel_gap": "idle", "launch_delay": "idle", "sync": "idle",
     "unknown": "idle",
@@ -62,17 +62,6 @@ class LaneRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PathKindRow:
-    """One kind of the critical path, summed over ranks."""
-
-    kind: str
-    time: int
-    share: str
-    means: str
-    colour: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Lanes:
     """Lanes on one time axis, with the borders of the first rank's steps."""
 
@@ -90,7 +79,7 @@ def window_bar(
     """Draw a window as a bar of its parts: full width, or on the scale of several."""
     parts = (
         (
-            _COLOURS.get(key, key),
+            COLOURS.get(key, key),
             said,
             times[key],
             f"{milliseconds(times[key])} ms",
@@ -132,22 +121,10 @@ def path_bars(ranks: Sequence[Report], most: int) -> list[TrackRow]:
     return bars(["whole window"], [path.whole]) + bars([step.label for step in steps], steps)
 
 
-def path_kinds(ranks: Sequence[Report]) -> list[PathKindRow]:
-    """Return each kind of the critical path with its time, summed over ranks."""
+def path_times(ranks: Sequence[Report]) -> dict[str, int]:
+    """Return the time of each kind of the critical path, summed over ranks."""
     whole = [one.critical_path.whole for one in ranks]
-    total = sum(window.window for window in whole)
-    sums = {kind: sum(getattr(window, kind) for window in whole) for kind in words.PATH}
-    return [
-        PathKindRow(
-            kind=said,
-            time=sums[kind],
-            share=share_of(sums[kind], total),
-            means=words.PATH_MEANS[kind],
-            colour=_COLOURS.get(kind, kind),
-        )
-        for kind, said in words.PATH.items()
-        if sums[kind]
-    ]
+    return {kind: sum(getattr(window, kind) for window in whole) for kind in words.PATH}
 
 
 def lanes(ranks: Sequence[Report]) -> Lanes | None:
@@ -175,7 +152,7 @@ def lanes(ranks: Sequence[Report]) -> Lanes | None:
             rows.append(
                 LaneRow(
                     label=lane.name if len(ranks) == 1 else f"rank {one.rank}",
-                    key=_COLOURS.get(lane.sort, lane.sort),
+                    key=COLOURS.get(lane.sort, lane.sort),
                     path=_area(_busy(lane.busy, line), line, offset, length),
                     value=f"{lane.sort} {share}",
                     first_of_rank=index == 0 and len(ranks) > 1,
