@@ -56,30 +56,51 @@ class DiffRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Side:
+    """One side of a comparison: a trace, or several ranks together; times in ns."""
+
+    name: str
+    device: str
+    on_device: bool  # True if its work is device work, False if it is CPU ops
+    ranks: tuple[int, ...]  # Their times are summed
+    window: int
+    parts: dict[str, int]  # The identity's parts, which sum to the window
+    work: dict[Key, Work]
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Diff:
-    """The change from one trace to another; times in ns.
+    """The change from one side to the other; times in ns.
 
     `window_change` = the rows' changes + `hidden_change` + `idle_change`, exactly.
     """
 
-    name_before: str
-    name_after: str
-    device_before: str
-    device_after: str
-    device_work: bool  # True if the rows are device work, False if they are CPU ops
-    ranks: int  # Number of ranks on each side; their times are summed
-    window_before: int
-    window_after: int
+    before: Side
+    after: Side
     rows: tuple[DiffRow, ...]  # The largest change first, in either direction
-    hidden_change: int  # Change of the time that overlapping work saves, negated
-    idle_change: int
-    parts_before: dict[str, int]  # The identity's parts, which sum to the window
-    parts_after: dict[str, int]
-    faults: tuple[str, ...]
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        """Return both sides by their names here."""
+        return {"before": self.before, "after": self.after}
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        return self.before.faults + self.after.faults
 
     @property
     def window_change(self) -> int:
-        return self.window_after - self.window_before
+        return self.after.window - self.before.window
+
+    @property
+    def idle_change(self) -> int:
+        return self.parts_change["idle"]
+
+    @property
+    def hidden_change(self) -> int:
+        """Change of the time that overlapping work saves, negated."""
+        return self.window_change - self.idle_change - sum(row.change for row in self.rows)
 
     @property
     def groups(self) -> tuple[DiffRow, ...]:
@@ -110,25 +131,7 @@ class Diff:
     @property
     def parts_change(self) -> dict[str, int]:
         """Return the change of each part of the identity."""
-        return {name: self.parts_after[name] - self.parts_before[name] for name in PARTS}
-
-    def __post_init__(self) -> None:
-        work = sum(row.change for row in self.rows)
-        assert work + self.hidden_change + self.idle_change == self.window_change
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Side:
-    """One side of a comparison: a trace, or several ranks together; times in ns."""
-
-    name: str
-    device: str
-    on_device: bool
-    ranks: tuple[int, ...]
-    window: int
-    parts: dict[str, int]
-    work: dict[Key, Work]
-    faults: tuple[str, ...] = ()
+        return {name: self.after.parts[name] - self.before.parts[name] for name in PARTS}
 
 
 def diff(before: Analysis, after: Analysis) -> Diff:
@@ -207,24 +210,8 @@ def compare(before: Side, after: Side) -> Diff:
                 kernels_after=tuple(sorted(set(new) - set(old))),
             )
         )
-    idle_change = after.parts["idle"] - before.parts["idle"]
-    window_change = after.window - before.window
-    return Diff(
-        name_before=before.name,
-        name_after=after.name,
-        device_before=before.device,
-        device_after=after.device,
-        device_work=before.on_device,
-        ranks=len(before.ranks),
-        window_before=before.window,
-        window_after=after.window,
-        rows=tuple(sorted(rows, key=lambda row: -abs(row.change))),
-        hidden_change=window_change - idle_change - sum(row.change for row in rows),
-        idle_change=idle_change,
-        parts_before=before.parts,
-        parts_after=after.parts,
-        faults=(*before.faults, *after.faults),
-    )
+    rows.sort(key=lambda row: -abs(row.change))
+    return Diff(before=before, after=after, rows=tuple(rows))
 
 
 def _work(side: Analysis) -> dict[Key, Work]:

@@ -66,25 +66,26 @@ def ranks_document(ranks: Ranks) -> dict[str, object]:
 
 def diff_document(found: Diff) -> dict[str, object]:
     """Return a comparison as one JSON object."""
+    before, after = found.before, found.after
     return {
-        "before": found.name_before,
-        "after": found.name_after,
-        "device_before": found.device_before,
-        "device_after": found.device_after,
-        "ranks": found.ranks,
-        "window_before_ns": found.window_before,
-        "window_after_ns": found.window_after,
+        "before": before.name,
+        "after": after.name,
+        "device_before": before.device,
+        "device_after": after.device,
+        "ranks": len(before.ranks),
+        "window_before_ns": before.window,
+        "window_after_ns": after.window,
         "window_change_ns": found.window_change,
         "rows_change_ns": sum(row.change for row in found.rows),
         "hidden_change_ns": found.hidden_change,
         "idle_change_ns": found.idle_change,
-        "identity_before_ns": found.parts_before,
-        "identity_after_ns": found.parts_after,
+        "identity_before_ns": before.parts,
+        "identity_after_ns": after.parts,
         "identity_change_ns": found.parts_change,
-        "device_work": found.device_work,
+        "device_work": before.on_device,
         "faults": list(found.faults),
-        "groups": [plainly(row) for row in found.groups],
-        "rows": [plainly(row) for row in found.rows],
+        "groups": plainly(found.groups),
+        "rows": plainly(found.rows),
     }
 
 
@@ -169,8 +170,8 @@ def ranks_tables(ranks: Ranks) -> list[Table]:
 def diff_tables(found: Diff) -> list[Table]:
     """Return the rows of a comparison, and the identity of both sides."""
     parts = [
-        {"part": name, "before": found.parts_before[name], "after": found.parts_after[name]}
-        for name in found.parts_before
+        {"part": name, "before": time, "after": found.after.parts[name]}
+        for name, time in found.before.parts.items()
     ]
     return [
         _table("rows", DiffRow, found.rows),

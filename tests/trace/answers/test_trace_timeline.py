@@ -58,9 +58,9 @@ def test_layers_are_one_group(tmp_path: Path) -> None:
 def test_ranks_are_compared_by_their_sums(tmp_path: Path) -> None:
     one, other = (side(analyse(mt.made(tmp_path, layers(time)))) for time in (5, 9))
     found = compare(together("before", [one, one]), together("after", [one, other]))
-    assert (found.name_before, found.ranks) == ("before", 2)
+    assert (found.before.name, found.before.ranks) == ("before", (0, 1))
     assert sum(row.change for row in found.rows) == 8000
-    assert found.window_after == one.window + other.window
+    assert found.after.window == one.window + other.window
 
 
 def test_a_cpu_trace_has_modules_and_a_roofline(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_what_changed_is_reconciled(tmp_path: Path) -> None:
     assert {op: rows[op].state for op in rows if op != "aten::addmm"} == {
         "Memcpy HtoD (Pageable -> Device)": "gone", "fresh": "new",
     }  # fmt: skip
-    assert (found.window_before, found.window_after) == (12_000, 14_000)
+    assert (found.before.window, found.after.window) == (12_000, 14_000)
     assert sum(r.change for r in found.rows) + found.hidden_change == 2000
     assert sum(found.parts_change.values()) == found.window_change
 

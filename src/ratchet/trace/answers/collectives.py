@@ -112,10 +112,8 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 def operation_of(name: str) -> str:
     """Return the collective that a recorded name or a kernel's name stands for."""
-    for operation, pattern in _ALGORITHMS:
-        if pattern.search(name):
-            return operation
-    return "unknown"
+    found = (operation for operation, pattern in _ALGORITHMS if pattern.search(name))
+    return next(found, "unknown")
 
 
 def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, int, str]:

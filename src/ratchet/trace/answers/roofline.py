@@ -15,20 +15,17 @@ from ratchet.base.devices.ceilings import roofline as measured
 from ratchet.trace.analysis.intervals import alike
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.kernels import device_time_by_op, own_cpu_time
-from ratchet.trace.answers.shapes import work
+from ratchet.trace.answers.shapes import TYPES, work
 from ratchet.trace.read.columns import Trace
 
-_RATE = {
-    "float": ("fp32", "matrix_tf32", "matrix_fp32", "vector_fp32"),
-    "c10::bfloat16": ("bf16", "matrix_bf16"),
-    "c10::half": ("fp16", "matrix_fp16"),
-    "double": ("fp64", "matrix_fp64", "vector_fp64"),
-    "c10::float8_e4m3fn": ("fp8", "matrix_fp8"),
-    "c10::float8_e5m2": ("fp8", "matrix_fp8"),
-    "c10::float8_e4m3fnuz": ("fp8", "matrix_fp8"),
-    "c10::float8_e5m2fnuz": ("fp8", "matrix_fp8"),
+_PEAKS = {
+    "fp32": ("matrix_tf32", "matrix_fp32", "vector_fp32"),
+    "bf16": ("matrix_bf16",),
+    "fp16": ("matrix_fp16",),
+    "fp64": ("matrix_fp64", "vector_fp64"),
+    "fp8": ("matrix_fp8",),
 }
-"""Types as profilers write them: the short name, then the catalogue's peaks that bound it."""
+"""The catalogue's peaks that bound a type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +88,7 @@ def named_ceilings(name: str) -> Rooflines:
 def _on_paper(entry: CatalogueDevice) -> Rooflines:
     bandwidth = entry.memory_bytes_per_s()
     rooflines = {}
-    for short, *peaks in _RATE.values():
+    for short, peaks in _PEAKS.items():
         rates = [rate for peak in peaks if (rate := entry.peak_flops_per_s(peak))]
         if rates and bandwidth:
             rooflines[short] = Roofline(flops_per_s=max(rates), bytes_per_s=bandwidth)
@@ -136,7 +133,7 @@ def roofline(
         found = work(name, dims, types, trace.strings[table.concrete[place]])
         if found is None:
             continue
-        short = _RATE.get(found.dtype.lower(), (found.dtype,))[0]
+        short = TYPES.get(found.dtype.lower(), found.dtype)
         flops, size = found.flops * int(count[i]), found.size_bytes * int(count[i])
         roof = ceilings.of.get(short)
         rows.append(

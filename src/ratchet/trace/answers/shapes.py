@@ -166,11 +166,12 @@ _PRECISIONS = (
     ("fp64", re.compile(r"fp64|f64|dgemm|double|_DB_|_DD_", re.I)),
     ("fp32", re.compile(r"sgemm|fp32|f32|float|_SB_|_SS_|Cijk_\w+_S_B", re.I)),
 )
-_TYPES = {
+TYPES = {
     "float": "fp32", "double": "fp64", "c10::half": "fp16", "c10::bfloat16": "bf16",
     "c10::float8_e4m3fn": "fp8", "c10::float8_e5m2": "fp8",
     "c10::float8_e4m3fnuz": "fp8", "c10::float8_e5m2fnuz": "fp8",
 }  # fmt: skip
+"""Short names of types, by the names that profilers use, in lower case."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,10 +188,8 @@ class PrecisionRow:
 
 def precision_of_kernel(name: str) -> str:
     """Return the precision that a matrix kernel's name states."""
-    for precision, pattern in _PRECISIONS:
-        if pattern.search(name):
-            return precision
-    return "unknown"
+    found = (precision for precision, pattern in _PRECISIONS if pattern.search(name))
+    return next(found, "unknown")
 
 
 def is_product(trace: Trace, links: Links) -> Bool:
@@ -227,7 +226,7 @@ def matmuls(trace: Trace, links: Links) -> tuple[PrecisionRow, ...]:
         at = first[place]
         name = trace.string(rows[at])
         types_of = parse_shapes(trace.strings[op_types[at]]) if op_types[at] >= 0 else []
-        inputs = next((_TYPES[t] for one in types_of if (t := str(one).lower()) in _TYPES), "")
+        inputs = next((TYPES[t] for one in types_of if (t := str(one).lower()) in TYPES), "")
         called = trace.strings[op_name[at]] if op_name[at] >= 0 else ""
         key = (called, inputs, precision_of_kernel(name))
         total = sums.setdefault(key, [0, 0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ratchet.base.show import model as m
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from ratchet.trace.compare import Diff
     from ratchet.trace.merge import Merged
 
-SIDES = ("before", "after")
 RANKS = (
     m.Column("rank"),
     m.number("events", "events", "{:,}".format),
@@ -30,8 +28,8 @@ def render_diff_page(found: Diff) -> str:
 
 def diff_report(document: Diff, top: int = 10) -> m.ResultReport:
     """Describe what makes the difference of two runs; `top` is of the terminal's rows."""
-    before, after = document.name_before, document.name_after
-    ranks = document.ranks
+    before, after = document.before.name, document.after.name
+    ranks = len(document.before.ranks)
     return m.ResultReport(
         title=f"{after} against {before}",
         heading=f"{after} against {before}",
@@ -49,21 +47,15 @@ def diff_report(document: Diff, top: int = 10) -> m.ResultReport:
 
 def _tiles(document: Diff) -> list[m.Tile]:
     sides = [
-        m.Tile(
-            show_ns(getattr(document, f"window_{side}")),
-            side,
-            "; ".join(
-                filter(None, (getattr(document, f"{of}_{side}") for of in ("name", "device")))
-            ),
-        )
-        for side in SIDES
+        m.Tile(show_ns(side.window), word, "; ".join(filter(None, (side.name, side.device))))
+        for word, side in document.sides.items()
     ]
     change = f"{change_ms(document.window_change)} ms"
     return [*sides, m.Tile(change, "change of the window", "the parts below sum to it exactly")]
 
 
 def _change(document: Diff) -> m.ReportSection:
-    work = "Device work" if document.device_work else "CPU ops' own time"
+    work = "Device work" if document.before.on_device else "CPU ops' own time"
     total = ("total", "together", document.window_change)
     parts = [*words.reconciliation(document), total]
     sums = [(title, change_ms(time)) for _, title, time in parts]
@@ -84,21 +76,19 @@ def _change(document: Diff) -> m.ReportSection:
 
 
 def _time(document: Diff) -> m.ReportSection:
-    scale = from_zero([document.window_before, document.window_after])
+    scale = from_zero([side.window for side in document.sides.values()])
     stacks = [
-        figures.window_bar(
-            f"{side}: {getattr(document, f'name_{side}')}",
-            words.PARTS,
-            getattr(document, f"parts_{side}"),
-            getattr(document, f"window_{side}"),
-            scale,
-        )
-        for side in SIDES
+        figures.window_bar(f"{word}: {side.name}", words.PARTS, side.parts, side.window, scale)
+        for word, side in document.sides.items()
     ]
+    change = document.parts_change | {"window": document.window_change}
     columns = (
         m.Column("ms", _part),
-        *(m.number(side, partial(_of, document, side), milliseconds) for side in SIDES),
-        m.number("change", partial(_of, document, "change"), change_ms),
+        *(
+            m.number(word, (side.parts | {"window": side.window}).__getitem__, milliseconds)
+            for word, side in document.sides.items()
+        ),
+        m.number("change", change.__getitem__, change_ms),
     )
     table = m.ResultTable(
         columns,
@@ -106,7 +96,7 @@ def _time(document: Diff) -> m.ReportSection:
         look="compact",
         marked=lambda part: "ours" if part == "window" else "",
     )
-    means = words.PART_MEANS if document.device_work else words.ON_CPU_MEANS
+    means = words.PART_MEANS if document.before.on_device else words.ON_CPU_MEANS
     label = "Both windows by part, on one scale; the table has the numbers"
     return m.section(
         "Where the time goes",
@@ -118,11 +108,6 @@ def _time(document: Diff) -> m.ReportSection:
 
 def _part(part: str) -> tuple[m.Span, str] | str:
     return part if part == "window" else (m.Span("", f"key {part}"), words.PARTS[part])
-
-
-def _of(document: Diff, side: str, part: str) -> int:
-    found = getattr(document, f"{'window' if part == 'window' else 'parts'}_{side}")
-    return int(found if part == "window" else found[part])
 
 
 def _rows(document: Diff) -> m.ReportSection | None:

@@ -280,13 +280,13 @@ STATES = {
 
 def diff_headline(found: Diff) -> str:
     """Return one sentence that compares the two windows."""
-    before, after = found.window_before, found.window_after
+    before, after = found.before.window, found.after.window
     change = after - before
     if not change:
         return f"Both take {show_ns(before)}."
     word = "longer" if change > 0 else "less"
     return (
-        f"{found.name_after} takes {show_ns(after)} where {found.name_before} took "
+        f"{found.after.name} takes {show_ns(after)} where {found.before.name} took "
         f"{show_ns(before)}: {show_ns(abs(change))} {word} ({share_of(abs(change), before)})."
     )
 
