@@ -10,9 +10,9 @@ import contextlib
 import math
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
 import torch
@@ -152,21 +152,26 @@ _TENSORS: Final = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
 asked: Counter[str] = Counter()  # questions of a program that have no true answer here, with counts
 
 
+def changes(device: PretendedDevice) -> Iterator[tuple[Any, str, object]]:
+    """Yield the attributes of torch that describe the GPU: their owner, name and value."""
+    answers = device_answers(device)
+    for name, value in answers.items():
+        for place in (torch.cuda, *(one for one in _HOMES if hasattr(one, name))):
+            yield place, name, value
+    for name, value in _accelerator_answers(answers).items():
+        yield torch.accelerator, name, value
+    for name in _MARKS:
+        yield torch.cuda.nvtx, name, lambda *_, **__: 0
+    yield torch.version, "hip", PRETENDED_HIP if device.architecture.backend == "hip" else None
+    yield torch.version, "cuda", PRETENDED_HIP if device.architecture.backend == "cuda" else None
+
+
 @contextlib.contextmanager
-def answering(device: PretendedDevice) -> Iterator[None]:
-    """Let torch.cuda and torch.version describe the GPU, inside."""
-    version = {"hip": None, "cuda": None} | {device.architecture.backend: PRETENDED_HIP}
+def changed(attributes: Iterable[tuple[Any, str, object]]) -> Iterator[None]:
+    """Have attributes, as owner, name and value, changed inside."""
     with contextlib.ExitStack() as stack:
-        answers = device_answers(device)
-        for name, value in answers.items():
-            for place in (torch.cuda, *(one for one in _HOMES if hasattr(one, name))):
-                stack.enter_context(mock.patch.object(place, name, value, create=True))
-        for name, value in _accelerator_answers(answers).items():
-            stack.enter_context(mock.patch.object(torch.accelerator, name, value, create=True))
-        for name in _MARKS:
-            stack.enter_context(mock.patch.object(torch.cuda.nvtx, name, lambda *_, **__: 0))
-        for name, value in version.items():
-            stack.enter_context(mock.patch.object(torch.version, name, value))
+        for owner, name, value in attributes:
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
         yield
 
 
@@ -393,7 +398,7 @@ FIRST_ADDRESS, ADDRESS_STEP = 1 << 40, 1 << 36
 def pretended_device(architecture: Architecture, units: int, *, values: bool) -> Iterator[None]:
     """Make `device="cuda"` work, and torch.cuda describe the GPU, inside."""
     device = PretendedDevice.of(architecture.name, {"units": units})
-    with answering(device), torch.no_grad(), _SayCuda("cpu" if values else "meta"):
+    with changed(changes(device)), torch.no_grad(), _SayCuda("cpu" if values else "meta"):
         yield
 
 

@@ -13,7 +13,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch.library import Library
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from ratchet.amd.architectures import PretendedDevice
-from ratchet.amd.compile.torch_cuda import PretendedGenerator, answering, check_index
+from ratchet.amd.compile.torch_cuda import PretendedGenerator, changed, changes, check_index
 from ratchet.judge.problems.free_memory import GIB
 
 # Operators that a program registers for the GPU, in a process whose tensors are all the CPU's.
@@ -266,11 +265,7 @@ class EmulatedGpu(TorchFunctionMode):
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Run a program inside: torch.cuda, tensors, gradients, threads, autocast."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(answering(self._device))
-            for owner, name, value in self._changes():
-                stack.enter_context(mock.patch.object(owner, name, value, create=True))
-            stack.enter_context(self.again())
+        with changed(changes(self._device)), changed(self._changes()), self.again():
             yield
 
     def _changes(self) -> Iterator[tuple[Any, str, object]]:

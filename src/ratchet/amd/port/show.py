@@ -31,12 +31,13 @@ def render_port_page(result: PortResult) -> str:
 
 def port_report(result: PortResult) -> m.ResultReport:
     """Return what was found, for the terminal and the page."""
+    read = sum(not one.found.skipped for one in result.scanned)
     compiled = m.grid(("file", "kernels", "targets", "why"), compile_rows(result.compiled), left=3)
     return m.ResultReport(
         title=f"{result.path} on ROCm",
         heading="port",
         headline=headline(result),
-        header=(m.Words(f"{result.lines:,} lines in {_read(result)} files"),),
+        header=(m.Words(f"{result.lines:,} lines in {read} files"),),
         sections=m.blocks(
             _proofs(result),
             _left(result),
@@ -180,10 +181,6 @@ def headline(result: PortResult) -> str:
         f"{len(found)} findings in {result.path}: {fixed} {done}, {by_hand} are left for you."
         + ("" if result.written or not fixed else " --write applies the patch.")
     )
-
-
-def _read(result: PortResult) -> int:
-    return sum(1 for one in result.scanned if not one.found.skipped)
 
 
 def compile_rows(compiled: Sequence[Compilation]) -> list[tuple[str, str, str, str]]:
