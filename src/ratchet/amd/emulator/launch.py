@@ -234,13 +234,13 @@ class Emulator:
         if self._run(ctypes.byref(launch), message, 256, ctypes.byref(where)):
             raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
         executed = counts[:]
-        ran = [at for at, count in enumerate(executed) if count]
-        scalar = (name.startswith("s_") for name in kernel.mnemonics)
-        on = [0 if off else count for off, count in zip(scalar, lanes[:], strict=False)]
+        by_mnemonic, on, by_place = _added_up(
+            kernel, executed, lanes[:], lines_at[:], conflicts_at[:]
+        )
         return LaunchCounts(
             instructions=sum(executed),
-            by_mnemonic=_summed(kernel, executed, ran),
-            lanes=_summed(kernel, on, ran),
+            by_mnemonic=by_mnemonic,
+            lanes=on,
             bytes=launch.bytes,
             stored_bytes=launch.stored,
             touched_bytes=64 * launch.touched64,
@@ -248,7 +248,7 @@ class Emulator:
             lines_128=launch.lines128,
             lds_bytes=launch.lds_bytes_moved,
             lds_conflicts=launch.conflicts,
-            by_place=_by_place(kernel, ran, executed, on, lines_at[:], conflicts_at[:]),
+            by_place=by_place,
             executed=tuple(executed),
             runs=tuple(
                 ctypes.string_at(launch.runs + RUN_BYTES * room * wave, RUN_BYTES * count)
@@ -370,31 +370,30 @@ def _place(kernel: DecodedKernel, where: int) -> str:
     return place + (f" ({kernel.mnemonics[where]})" if known else "")
 
 
-def _by_place(
+def _added_up(
     kernel: DecodedKernel,
-    ran: Sequence[int],
-    counts: Sequence[int],
+    executed: Sequence[int],
     lanes: Sequence[int],
     lines_at: Sequence[int],
     conflicts_at: Sequence[int],
-) -> dict[str, PlaceCounts]:
-    found: dict[str, PlaceCounts] = {}
-    for at in ran:
-        one = found.setdefault(kernel.places[at], PlaceCounts(by_mnemonic={}))
-        mnemonic = kernel.mnemonics[at]
-        one.by_mnemonic[mnemonic] = one.by_mnemonic.get(mnemonic, 0) + counts[at]
-        one.lanes += lanes[at]
+) -> tuple[dict[str, int], dict[str, int], dict[str, PlaceCounts]]:
+    """Return executions by mnemonic, lanes by mnemonic, and all counts by source line."""
+    by_mnemonic: Counter[str] = Counter()
+    lanes_on: Counter[str] = Counter()
+    places: dict[str, PlaceCounts] = {}
+    for at, count in enumerate(executed):
+        if not count:
+            continue
+        name = kernel.mnemonics[at]
+        on = 0 if name.startswith("s_") else lanes[at]
+        by_mnemonic[name] += count
+        lanes_on[name] += on
+        one = places.setdefault(kernel.places[at], PlaceCounts(by_mnemonic={}))
+        one.by_mnemonic[name] = one.by_mnemonic.get(name, 0) + count
+        one.lanes += on
         one.lines_64 += lines_at[at]
         one.lds_conflicts += conflicts_at[at]
-    return found
-
-
-def _summed(kernel: DecodedKernel, values: Sequence[int], ran: Sequence[int]) -> dict[str, int]:
-    """Return sums by mnemonic over the executed records."""
-    found: Counter[str] = Counter()
-    for at in ran:
-        found[kernel.mnemonics[at]] += values[at]
-    return dict(+found)
+    return dict(by_mnemonic), dict(+lanes_on), places
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
