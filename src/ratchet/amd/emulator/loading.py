@@ -155,41 +155,34 @@ def poison_new_memory() -> None:
 class EmulatorDriver(FakeDriver):
     """A driver through which Triton compiles for a GPU that is not here and emulates launches."""
 
+    limit = INSTRUCTION_LIMIT  # the most wave instructions of one launch
+    has_prices = False
+    """True if autotuners choose by `price_s`; else they keep the first configuration that works."""
+
     def __init__(
         self,
         device: PretendedDevice,
         library: Path,
         is_own: Callable[[str], bool],
         matrix_cycles: Mapping[str, int] | None = None,
-        *,
-        limit: int = INSTRUCTION_LIMIT,
-        done: Callable[[EmulatedLaunch], None] = lambda _: None,
-        failed: Callable[[FailedLaunch], None] = lambda _: None,
-        price: Callable[[EmulatedLaunch], float] | None = None,
     ) -> None:
-        """Make a driver for a device.
-
-        Args:
-            device: the GPU that Triton and the program are told about.
-            library: the compiled emulator.
-            is_own: whether a file is the program's, so that its `data_ptr()` make memory known.
-            matrix_cycles: as in `Emulator`.
-            limit: the most wave instructions of one launch.
-            done: is told each launch that was executed.
-            failed: is told each launch that was not.
-            price: the seconds of a launch, for autotuners; without it they keep the first
-                configuration that compiles.
-        """
+        """`is_own` says which files are the program's: their `data_ptr()` make memory known."""
         super().__init__(device.architecture, units=device.units)
         self.emulator = Emulator(library, matrix_cycles)
         self.told = _ToldAddresses(is_own)
-        self.limit = limit
-        self.failed = failed
-        self._done = done
-        self._price = price
         self._tried_s: list[float] | None = None
         self.has_working = False
         """A configuration worked since the last launch, which an autotuner ends with."""
+
+    def add(self, launch: EmulatedLaunch) -> None:
+        """Take a launch that was executed."""
+
+    def fail(self, launch: FailedLaunch) -> None:
+        """Take a launch that was not."""
+
+    def price_s(self, launch: EmulatedLaunch) -> float:
+        """Return the seconds of a launch, for autotuners."""
+        return 0.0
 
     def launcher_cls(self, source: Any, metadata: Any) -> TritonLauncher:
         return TritonLauncher(self, source, metadata)
@@ -199,11 +192,12 @@ class EmulatorDriver(FakeDriver):
         """True while an autotuner tries a configuration."""
         return self._tried_s is not None
 
-    def add(self, launch: EmulatedLaunch) -> None:
-        if self._tried_s is not None and self._price is not None:
-            self._tried_s.append(self._price(launch))
-            return
-        self._done(launch)
+    def take(self, launch: EmulatedLaunch) -> None:
+        """Add a launch, or its price if an autotuner tries it."""
+        if self._tried_s is not None and self.has_prices:
+            self._tried_s.append(self.price_s(launch))
+        else:
+            self.add(launch)
 
     def time(self, call: Callable[[], object]) -> float:
         """Return a configuration's "time": its bound, or 1 for the first that works."""
@@ -211,9 +205,9 @@ class EmulatorDriver(FakeDriver):
             call()
             asked[TIMED] += 1
             return math.nan
-        if self._price is None and self.has_working:
+        if self.has_working and not self.has_prices:
             return math.inf
-        self.tuning, self._tried_s = self._price is None, []
+        self.tuning, self._tried_s = not self.has_prices, []
         try:
             call()
         except KernelError:  # this configuration is not emulated; another may be
@@ -221,7 +215,7 @@ class EmulatorDriver(FakeDriver):
         finally:
             tried, self._tried_s, self.tuning = self._tried_s, None, False
         self.has_working = True
-        return sum(tried) if self._price is not None else 1.0
+        return sum(tried) if self.has_prices else 1.0
 
     def install(self) -> None:
         """Make Triton compile and launch through the driver, in this whole process."""
@@ -357,12 +351,12 @@ class TritonLauncher(EmulatedLauncher):
                 )
             if not self.driver.tuning:
                 self.driver.has_working = self.driver.has_working and self.driver.is_trying
-                self.driver.add(self.run(*given))
+                self.driver.take(self.run(*given))
         except (KernelError, ValueError) as error:
             told = with_source_line(str(error), self.file)
             if not self.driver.is_trying:
                 refused = not is_known or any(words in told for words in NOT_EMULATED)
-                self.driver.failed(
+                self.driver.fail(
                     FailedLaunch(
                         kernel=self._name, reason=told, kind="refused" if refused else "fault"
                     )
@@ -465,7 +459,7 @@ def _checked(driver: EmulatorDriver, step: Callable[..., Any]) -> Callable[..., 
         told = f"the inline assembly `{first}` is not that of {options.arch}"
         defined = KERNEL.search(str(text))
         name = metadata.get("name") or (defined[1] if defined else "")
-        driver.failed(FailedLaunch(kernel=name, reason=told, kind="fault"))
+        driver.fail(FailedLaunch(kernel=name, reason=told, kind="fault"))
         raise KernelError(f"{told}: PTX does not compile for AMD GPUs") from reason
 
     return checked

@@ -14,6 +14,7 @@ import torch
 import triton
 
 from ratchet import base
+from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.torch_cuda import asked
 from ratchet.amd.emulator.estimates import bound_s, matrix_cycles
 from ratchet.amd.emulator.launch import FailedLaunch
@@ -32,13 +33,21 @@ LIBRARIES: Final = tuple(
 
 _begun: Final = contextlib.ExitStack()
 """Everything that was changed; nothing is undone before the process ends."""
-_recorders: Final[list[LaunchRecorder]] = []
+_drivers: Final[list[RecordingDriver]] = []
 
 
-class LaunchRecorder:
-    """The launches of this process, written into the program's folder."""
+class RecordingDriver(EmulatorDriver):
+    """Writes the launches of this process into the program's folder."""
 
-    def __init__(self, settings: ProgramSettings) -> None:
+    def __init__(self, settings: ProgramSettings, device: PretendedDevice) -> None:
+        super().__init__(
+            device,
+            Path(settings.library),
+            lambda path: not path.startswith(LIBRARIES),
+            matrix_cycles(settings.target),
+        )
+        self.limit = settings.limit
+        self.has_prices = settings.autotune == "bound"
         self._settings = settings
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
@@ -91,29 +100,19 @@ class LaunchRecorder:
 def begin_from_environment() -> None:
     """Begin once, with the settings that a parent process handed over, if one did."""
     text = os.environ.get(VARIABLE)
-    if not text or _recorders:
+    if not text or _drivers:
         return
     settings = msgspec.json.decode(text, type=ProgramSettings)
     device = pretended_device(settings.target)
-    recorder = LaunchRecorder(settings)
-    driver = EmulatorDriver(
-        device,
-        Path(settings.library),
-        lambda path: not path.startswith(LIBRARIES),
-        matrix_cycles(settings.target),
-        limit=settings.limit,
-        done=recorder.add,
-        failed=recorder.fail,
-        price=recorder.price_s if settings.autotune == "bound" else None,
-    )
+    driver = RecordingDriver(settings, device)
     driver.told.install()
     poison_new_memory()
     driver.install()
     _begun.enter_context(EmulatedGpu(device).entered())
-    _recorders.append(recorder)
+    _drivers.append(driver)
 
 
 def write_now() -> None:
     """Write what this process has launched so far."""
-    for one in _recorders:
+    for one in _drivers:
         one.write()
