@@ -40,7 +40,7 @@ def contents(trace: Trace) -> dict[str, Any]:
             values = getattr(table, column)
             values = strings[values] if column in texts else values
             found[f"{type(table).__name__}.{column}"] = values.tolist()
-    found["about"] = (trace.rank, trace.world_size, trace.platform, trace.devices, trace.metadata)
+    found["about"] = (trace.rank, trace.platform, trace.devices, trace.metadata)
     # Text that is not UTF-8 is said where it was decoded: not in what a struct leaves out.
     found["faults"] = sorted(f for f in trace.faults if not f.startswith(stream.NOT_UTF8))
     return found

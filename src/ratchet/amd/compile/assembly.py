@@ -19,7 +19,6 @@ KERNEL_ITEM = re.compile(r"^  - \.")
 KERNEL_KEY = re.compile(r"^(?:  - |    )\.(\w+):\s*(\S.*)?$")
 ARGUMENT_KEY = re.compile(r"^(      - |        )\.(\w+):\s*(\S+)")
 MATRIX: Final = ("v_mfma_", "v_smfmac_", "v_wmma_", "v_swmmac_")
-OCCUPANCY = re.compile(r"^; Occupancy: (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class KernelCode:
     metadata: dict[str, str]
     instructions: list[Instruction]
     loops: list[tuple[int, int]]  # first and last instruction of each loop, inner ones included
-    llvm_occupancy: int | None  # waves per SIMD by LLVM's count, for comparison
 
     def number(self, key: str) -> int:
         """Return a number of the metadata, such as `vgpr_count`; 0 if it is missing."""
@@ -59,7 +57,6 @@ class _Body:
 
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
-    occupancy: int | None = None
 
 
 def parse(text: str) -> list[KernelCode]:
@@ -90,7 +87,6 @@ def _kernel(own: dict[str, str], body: _Body) -> KernelCode:
         metadata=own,
         instructions=nested,
         loops=loops,
-        llvm_occupancy=body.occupancy,
     )
 
 
@@ -105,8 +101,6 @@ def _bodies(text: str) -> dict[str, _Body]:
                 current = bodies.setdefault(name, _Body())
             else:
                 current.labels[name] = len(current.instructions)
-        elif found := OCCUPANCY.match(line):
-            current.occupancy = int(found.group(1))
         elif found := INSTRUCTION.match(line):
             operands = re.split(r";|//", found.group(2) or "", maxsplit=1)[0].strip()
             current.instructions.append(Instruction(found.group(1), operands))

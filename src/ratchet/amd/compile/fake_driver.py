@@ -223,7 +223,6 @@ def _describe(source: Any, metadata: Any, texts: dict[str, str]) -> Message:
         "name": str(metadata.name),
         "num_warps": int(metadata.num_warps),
         "num_stages": int(metadata.num_stages),
-        "num_ctas": int(getattr(metadata, "num_ctas", 1)),
         "shared_bytes": int(metadata.shared),
         "signature": {_name(names, key): str(kind) for key, kind in source.signature.items()},
         "constants": constants,

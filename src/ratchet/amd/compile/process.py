@@ -29,7 +29,6 @@ class CompiledKernel(msgspec.Struct, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(max_length=1000)]
     num_warps: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     num_stages: int | None = None
-    num_ctas: int | None = None
     shared_bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)] = 0
     signature: dict[str, str] = {}
     constants: dict[str, bool | int | float | str | None] = {}

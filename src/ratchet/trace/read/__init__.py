@@ -60,13 +60,11 @@ def read_chrome(path: Path) -> Trace:
     columns = gatherer.finish()
     devices = _devices(about.get("deviceProperties"))
     platform = _platform(about, gatherer.kinds, columns["strings"], bool(devices))
-    rank, world = _place(about.get("distributedInfo"), path)
     trace = Trace(
         name=path.name,
         devices=devices,
         platform=platform,
-        rank=rank,
-        world_size=world,
+        rank=_rank(about.get("distributedInfo"), path),
         metadata={k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()},
         **columns,
     )
@@ -103,17 +101,11 @@ def _devices(value: object) -> tuple[DeviceProperties, ...]:
     devices = [entry for entry in given if isinstance(entry, dict)]
     return tuple(
         DeviceProperties(
-            index=_whole(device.get("id")),
             name=str(device.get("name", "")),
-            memory_bytes=_whole(device.get("totalGlobalMem")),
-            compute_units=_whole(device.get("numSms")),
+            compute_units=units if isinstance(units := device.get("numSms"), int) else 0,
         )
         for device in devices
     )
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _platform(
@@ -136,14 +128,12 @@ def _platform(
     return "cpu"
 
 
-def _place(info: object, path: Path) -> tuple[int | None, int | None]:
-    """Return (rank, world size) from the trace, or the rank from the file's name."""
-    if isinstance(info, dict):
-        rank, world = info.get("rank"), info.get("world_size")
-        if isinstance(rank, int):
-            return rank, world if isinstance(world, int) else None
+def _rank(info: object, path: Path) -> int | None:
+    """Return the rank from the trace, or from the file's name."""
+    if isinstance(info, dict) and isinstance(rank := info.get("rank"), int):
+        return rank
     named = _RANK_IN_NAME.search(path.name)
-    return (int(named[1]), None) if named else (None, None)
+    return int(named[1]) if named else None
 
 
 __all__ = ["read"]

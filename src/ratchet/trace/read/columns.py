@@ -78,10 +78,8 @@ DEVICE_KINDS = (Kind.KERNEL, Kind.COPY, Kind.FILL)
 class DeviceProperties:
     """Facts about one device from the trace."""
 
-    index: int
     name: str
-    memory_bytes: int
-    compute_units: int
+    compute_units: int  # 0 if unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,7 +142,6 @@ class Trace:
     devices: tuple[DeviceProperties, ...] = ()
     platform: Platform = "cpu"
     rank: int | None = None
-    world_size: int | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()  # Defects of the file, and how the reader handled each
 

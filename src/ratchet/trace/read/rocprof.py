@@ -205,10 +205,7 @@ def _add(gatherer: Gatherer, run: RocprofRun) -> list[DeviceProperties]:
             [(process, str(r.thread_id)) for r in calls],
             correlation=_common(calls)["correlation"],
         )  # fmt: skip
-    return [
-        DeviceProperties(index=i, name=a.product_name, memory_bytes=0, compute_units=a.cu_count)
-        for i, a in enumerate(gpus)
-    ]
+    return [DeviceProperties(name=a.product_name, compute_units=a.cu_count) for a in gpus]
 
 
 def _times(records: list[_Record]) -> tuple[Int64, Int64]:
@@ -322,10 +319,6 @@ def _devices(connection: sqlite3.Connection) -> tuple[DeviceProperties, ...]:
     if not {"type", "product_name", "type_index"} <= columns_of(connection, "rocpd_info_agent"):
         return ()
     rows = connection.execute(
-        "SELECT type_index, product_name FROM rocpd_info_agent WHERE type = 'GPU' "
-        "ORDER BY type_index"
+        "SELECT product_name FROM rocpd_info_agent WHERE type = 'GPU' ORDER BY type_index"
     )
-    return tuple(
-        DeviceProperties(index=int(i), name=str(name), memory_bytes=0, compute_units=0)
-        for i, name in rows
-    )
+    return tuple(DeviceProperties(name=str(name), compute_units=0) for (name,) in rows)
