@@ -145,13 +145,13 @@ def device_variables(text: str) -> dict[str, bytes]:
         elif line.lstrip().startswith(".size"):
             current = None
         elif current is not None:
-            current += _data(line, current)
+            current += _data(line)
     if any(len(data) > MOST_BYTES for data in found.values()):
         raise KernelError("a variable of more than 64 MiB is not emulated")
     return {name: bytes(data) for name, data in found.items()}
 
 
-def _data(line: str, before: bytearray) -> bytes:
+def _data(line: str) -> bytes:
     """Return the bytes of one directive."""
     said = re.match(r"^\s+\.(\w+)\s*([^;]*?)\s*(?:;.*)?$", line.replace('\\"', "\\042"))
     if said is None or said[1] in ("p2align", "globl", "type", "protected", "weak", "hidden"):

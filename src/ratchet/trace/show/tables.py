@@ -44,7 +44,7 @@ class _Shown:
 
 
 def _named(
-    title: str, of: str, show: Callable[[Any, Row], m.Inline], on: m.On = "page", **more: Any
+    title: str, of: str, show: Callable[[Any, Row], m.Inline], on: m.On = "page"
 ) -> m.Column:
     """Make a column of names, which the row may tell more of."""
     return m.Column(
