@@ -31,7 +31,7 @@ from ratchet.trace.read.stream import (
     NOTHING,
     AnyEvent,
     Event,
-    Instant,
+    Unused,
     WorkArguments,
     WorkEvent,
 )
@@ -39,6 +39,7 @@ from ratchet.trace.read.times import CLIPPED, FAR, MISSING, clipped, far_outside
 
 GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
 """c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: those with device memory."""
+_NO_OTHERS = (WorkEvent, Unused)
 _LONGEST = 2**59  # 18 years in ns: a longer duration is not valid
 
 
@@ -81,7 +82,7 @@ class Gatherer:
     def add(self, events: Sequence[AnyEvent]) -> None:
         """Take one piece."""
         work = [e for e in events if type(e) is WorkEvent or (type(e) is Event and e.ph == "X")]
-        others = [e for e in events if type(e) in (Event, Instant) and e.ph != "X"]
+        others = [e for e in events if not isinstance(e, _NO_OTHERS) and e.ph != "X"]
         if others:
             self._add_others(others)
         if work:

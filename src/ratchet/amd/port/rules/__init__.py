@@ -17,4 +17,5 @@ TEXT_RULES: Final = texts.RULES
 
 def all_rules() -> list[Rule[Any]]:
     """Return each rule once by its name; a rule of two languages has two entries in the tables."""
-    return list({rule.name: rule for rule in (*CUDA_RULES, *PYTHON_RULES, *TEXT_RULES)}.values())
+    rules: tuple[Rule[Any], ...] = (*CUDA_RULES, *PYTHON_RULES, *TEXT_RULES)
+    return list({rule.name: rule for rule in rules}.values())
