@@ -16,7 +16,9 @@ from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.kernels.library.attention import ENTRIES, attention
+from ratchet.judge.kernels.library.attention import attention
+
+ENTRIES = ("attention_forward", "attention_backward")
 
 
 @pytest.fixture(params=["composite", "kernel"])

@@ -14,9 +14,10 @@ from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages.cpp import FLAGS, HEADERS, macros
 from ratchet.judge.kernels.library import LIBRARY
+from ratchet.judge.kernels.library.sources import OpExample
 from ratchet.judge.problems.case import TensorSpec
 from ratchet.train.publish.admitted import AdmittedKernel, AdmittedRecipe
-from ratchet.train.publish.examples import ADAMW, HEAD, OP, REGION, TAIL, OpExample, examples_of
+from ratchet.train.publish.examples import ADAMW, HEAD, OP, REGION, TAIL
 from ratchet.train.publish.extract import Extract, file_of
 from ratchet.train.publish.runtime import native, serving
 from ratchet.train.recipe.installed import RegionKernel
@@ -113,8 +114,8 @@ class KernelPackage:
         return (*ops, *regions, *functions)
 
     def _examples(self) -> dict[str, OpExample]:
-        own = (name for name in self.admitted.libraries if name in LIBRARY)
-        return {name: one for kernel in own for name, one in examples_of(kernel).items()}
+        own = (LIBRARY[name] for name in self.admitted.libraries if name in LIBRARY)
+        return {name: one for kernel in own for name, one in kernel.examples.items()}
 
     def _extract(self) -> Extract:
         own = [name for name in self.admitted.libraries if name in LIBRARY]

@@ -1,48 +1,32 @@
 """The shipped kernels. Importing this package imports no torch; an op's module does.
 
-Importing an op's module registers its ops under `torch.ops.ratchet`.
+Importing an op's module registers its ops under `torch.ops.ratchet`. Each `LibraryKernel` that a
+module here defines is in the library.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library.sources import LibraryKernel, language_for
-
-ORDER: Final = (
-    *("attention", "linear_cross_entropy", "adamw", "gated_activation"),
-    *("rms_norm", "layer_norm", "rope", "linear"),
-)
-"""The kernels in the order in which to try them."""
+from ratchet.judge.problems.suites.shipped import entries
 
 
 @functools.cache
 def register_ops() -> dict[str, LibraryKernel]:
     """Import every op of the library, and return the kernels by name."""
-    from ratchet.judge.kernels.library import (
-        adamw,
-        attention,
-        gated_activation,
-        linear,
-        linear_cross_entropy,
-        norms,
-        rope,
-    )
-
-    every = (
-        attention.ATTENTION,
-        linear_cross_entropy.LINEAR_CROSS_ENTROPY,
-        adamw.ADAMW,
-        gated_activation.GATED_ACTIVATION,
-        norms.RMS_NORM,
-        norms.LAYER_NORM,
-        rope.ROPE,
-        linear.LINEAR,
-    )
-    return {one.name: one for one in every}
+    modules = [one.name for one in pkgutil.iter_modules(__path__) if not one.ispkg]
+    return {
+        one.name: one
+        for name in modules
+        for one in vars(importlib.import_module(f"{__name__}.{name}")).values()
+        if isinstance(one, LibraryKernel)
+    }
 
 
 class _LazyLibrary(Mapping[str, LibraryKernel]):
@@ -52,14 +36,14 @@ class _LazyLibrary(Mapping[str, LibraryKernel]):
         return register_ops()[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(ORDER)
+        return iter(entries())
 
     def __len__(self) -> int:
-        return len(ORDER)
+        return len(entries())
 
 
 LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
-"""Every shipped kernel by name, in the order in which to try them."""
+"""Every shipped kernel by name. The names are those of the problems that ship."""
 
 
 def kernels_for(target: str) -> dict[str, Kernel]:

@@ -306,8 +306,9 @@ ADAMW = LibraryKernel(
     summary="AdamW with clipping, decay, zeroing and the bf16 copy in one pass over memory",
     source_of_idea="arXiv:1711.05101; one pass as in apex's FusedAdam and torch's fused AdamW",
     variants=(
-        Variant(language="cpp", file="adamw", entries=ENTRIES),
-        Variant(language="triton", file="adamw", entries=ENTRIES),
+        Variant(language="cpp", file="adamw", entries=ENTRIES["adamw"]),
+        Variant(language="triton", file="adamw", entries=ENTRIES["adamw"]),
     ),
     acts_on=("optimizer",),
+    examples={},  # a function, not an op
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.custom_op import Given, declare_op, features_last
-from ratchet.judge.kernels.library.sources import LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import LibraryKernel, OpExample, Variant
 from ratchet.judge.problems.suites.shipped import attention as reference
 from ratchet.judge.problems.suites.shipped.attention import ENTRIES, attention_problems
 
@@ -75,7 +75,7 @@ declare_op(
     "attention_backward",
     "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool causal, float scale)"
     " -> (Tensor dq, Tensor dk, Tensor dv)",
-    entry=ENTRIES[1],
+    entry="attention_backward",
     inputs=_backward_inputs,
     outputs=_gradients,
     reference=reference.attention_backward,
@@ -83,7 +83,7 @@ declare_op(
 declare_op(
     "attention",
     "(Tensor q, Tensor k, Tensor v, bool causal, float scale) -> (Tensor o, Tensor lse)",
-    entry=ENTRIES[0],
+    entry="attention_forward",
     inputs=_inputs,
     outputs=_outputs,
     reference=reference.attention_forward,
@@ -99,9 +99,17 @@ ATTENTION = LibraryKernel(
     summary="attention, causal or full, with grouped queries, in blocks that stay in cache",
     source_of_idea="FlashAttention-2, arXiv:2307.08691; online softmax, arXiv:1805.02867",
     variants=(
-        Variant(language="cpp", file=ENTRIES[0], entries=ENTRIES[:1]),
-        Variant(language="cpp", file=ENTRIES[1], entries=ENTRIES[1:]),
-        Variant(language="triton", file="attention", entries=ENTRIES),
+        Variant(language="cpp", file="attention_forward", entries=("attention_forward",)),
+        Variant(language="cpp", file="attention_backward", entries=("attention_backward",)),
+        Variant(language="triton", file="attention", entries=ENTRIES["attention"]),
     ),
     acts_on=("attention",),
+    examples={
+        "attention": OpExample(
+            arguments="x(2, 4, 24, 16), x(2, 2, 24, 16), x(2, 2, 24, 16), True, 0.25",
+            expected="F.scaled_dot_product_attention("
+            "*a[:3], is_causal=a[3], scale=a[4], enable_gqa=True)",
+            tolerance=2e-2,
+        ),
+    },
 )

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels.custom_op import Given, as_rows, declare_op, empty_like
-from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, OpExample, Variant
 from ratchet.judge.problems.suites.shipped import layers as reference
-from ratchet.judge.problems.suites.shipped.layers import GATED_ENTRIES as ENTRIES
-from ratchet.judge.problems.suites.shipped.layers import KINDS, gated_activation_problems
+from ratchet.judge.problems.suites.shipped.layers import ENTRIES, KINDS, gated_activation_problems
 
 
 def _inputs(*given: Any) -> Given:
@@ -37,7 +36,7 @@ def _gradients(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tenso
 declare_op(
     "gated_activation_backward",
     "(Tensor grad, Tensor gate, Tensor up, str kind) -> (Tensor dgate, Tensor dup)",
-    entry=ENTRIES[1],
+    entry="gated_activation_backward",
     inputs=_inputs,
     outputs=_gradients,
     reference=reference.gated_activation_backward,
@@ -45,7 +44,7 @@ declare_op(
 declare_op(
     "gated_activation",
     "(Tensor gate, Tensor up, str kind) -> Tensor",
-    entry=ENTRIES[0],
+    entry="gated_activation_forward",
     inputs=_inputs,
     outputs=_output,
     reference=reference.gated_activation_forward,
@@ -59,8 +58,13 @@ GATED_ACTIVATION = LibraryKernel(
     summary="SwiGLU and GeGLU: activation and product, forward and backward, in one pass each",
     source_of_idea="arXiv:2002.05202; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(
-        Variant(language="cpp", file="gated_activation", entries=ENTRIES),
-        Variant(language="triton", file="gated_activation", entries=ENTRIES),
+        Variant(language="cpp", file="gated_activation", entries=ENTRIES["gated_activation"]),
+        Variant(language="triton", file="gated_activation", entries=ENTRIES["gated_activation"]),
     ),
     acts_on=FUSED,
+    examples={
+        "gated_activation": OpExample(
+            arguments='x(8, 96), x(8, 96), "silu"', expected="F.silu(a[0]) * a[1]"
+        ),
+    },
 )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.kernels.custom_op import Given, declare_op, or_none, out_dtype_of
-from ratchet.judge.kernels.library.sources import LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import LibraryKernel, OpExample, Variant
 from ratchet.judge.problems.suites.shipped import linear as reference
 from ratchet.judge.problems.suites.shipped.linear import ENTRIES, linear_problems
 
@@ -79,7 +79,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None
 declare_op(
     "linear",
     "(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-    entry=ENTRIES[0],
+    entry="linear_forward",
     inputs=_forward,
     outputs=_output,
     reference=reference.linear_forward,
@@ -89,7 +89,7 @@ declare_op(
 declare_op(
     "linear_dgrad",
     '(Tensor grad, Tensor weight, str out_dtype="") -> Tensor',
-    entry=ENTRIES[1],
+    entry="linear_dgrad",
     inputs=_two,
     outputs=_dx,
     reference=reference.linear_dgrad,
@@ -98,7 +98,7 @@ declare_op(
 declare_op(
     "linear_wgrad",
     '(Tensor grad, Tensor x, str out_dtype="", bool with_bias=False) -> (Tensor, Tensor)',
-    entry=ENTRIES[2],
+    entry="linear_wgrad",
     inputs=_two,
     outputs=_dweight,
     reference=reference.linear_wgrad,
@@ -111,6 +111,13 @@ LINEAR = LibraryKernel(
     summary="the three products of a linear layer in bf16 on AMX or AVX512-BF16, packed, fp32 sums",
     source_of_idea="Goto and van de Geijn, ACM TOMS 34(3), 2008; Van Zee and van de Geijn (BLIS), "
     "ACM TOMS 41(3), 2015",
-    variants=(Variant(language="cpp", file="linear", entries=ENTRIES),),
+    variants=(Variant(language="cpp", file="linear", entries=ENTRIES["linear"]),),
     acts_on=("matmul",),
+    examples={
+        "linear": OpExample(
+            arguments="x(8, 64, dtype=torch.bfloat16), x(96, 64, dtype=torch.bfloat16), None",
+            expected="F.linear(*a)",
+            tolerance=3e-2,
+        ),
+    },
 )

@@ -23,7 +23,7 @@ from torch import Tensor
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.custom_op import define, features_last, on_meta, or_none
-from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, OpExample, Variant
 from ratchet.judge.problems.suites.shipped.linear import (
     ENTRY,
     IGNORE_INDEX,
@@ -441,6 +441,14 @@ LINEAR_CROSS_ENTROPY = LibraryKernel(
         Variant(language="triton", file="cross_entropy_rows", entries=(ROWS_ENTRY,)),
     ),
     acts_on=("loss", "matmul", *FUSED),
+    examples={
+        "linear_cross_entropy": OpExample(
+            arguments="x(24, 64, dtype=torch.bfloat16), x(200, 64, dtype=torch.bfloat16), None, "
+            "torch.arange(24, device=DEVICE)",
+            expected="F.cross_entropy(F.linear(*a[:3]).float(), a[3])",
+            tolerance=3e-2,
+        ),
+    },
     alternatives=(ENTRY, ROWS_ENTRY),
     on_cores=(ROWS_ENTRY,),
 )

@@ -27,9 +27,13 @@ from ratchet.judge.kernels.custom_op import (
     or_none,
     out_dtype_of,
 )
-from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, OpExample, Variant
 from ratchet.judge.problems.suites.shipped import layers as reference
-from ratchet.judge.problems.suites.shipped.layers import layer_norm_problems, rms_norm_problems
+from ratchet.judge.problems.suites.shipped.layers import (
+    ENTRIES,
+    layer_norm_problems,
+    rms_norm_problems,
+)
 
 OUT: Final = 'float eps, str out_dtype=""'
 
@@ -130,10 +134,19 @@ RMS_NORM = LibraryKernel(
     summary="RMSNorm with the residual add, forward and backward, each in one pass over memory",
     source_of_idea="arXiv:1910.07467; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(
-        Variant(language="cpp", file="rms_norm", entries=reference.RMS_NORM),
-        Variant(language="triton", file="norms", entries=reference.RMS_NORM),
+        Variant(language="cpp", file="rms_norm", entries=ENTRIES["rms_norm"]),
+        Variant(language="triton", file="norms", entries=ENTRIES["rms_norm"]),
     ),
     acts_on=("norm", *FUSED),
+    examples={
+        "rms_norm": OpExample(
+            arguments="x(8, 64), x(64), 1e-6", expected="F.rms_norm(a[0], (64,), a[1], a[2])"
+        ),
+        "add_rms_norm": OpExample(
+            arguments="x(8, 64), x(8, 64), x(64), 1e-6",
+            expected="(F.rms_norm(a[0] + a[1], (64,), a[2], a[3]), a[0] + a[1])",
+        ),
+    },
 )
 LAYER_NORM = LibraryKernel(
     name="layer_norm",
@@ -142,8 +155,18 @@ LAYER_NORM = LibraryKernel(
     summary="LayerNorm with the residual add, forward and backward, each in one pass over memory",
     source_of_idea="arXiv:1607.06450; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(
-        Variant(language="cpp", file="layer_norm", entries=reference.LAYER_NORM),
-        Variant(language="triton", file="norms", entries=reference.LAYER_NORM),
+        Variant(language="cpp", file="layer_norm", entries=ENTRIES["layer_norm"]),
+        Variant(language="triton", file="norms", entries=ENTRIES["layer_norm"]),
     ),
     acts_on=("norm", *FUSED),
+    examples={
+        "layer_norm": OpExample(
+            arguments="x(8, 64), x(64), x(64), 1e-5",
+            expected="F.layer_norm(a[0], (64,), a[1], a[2], a[3])",
+        ),
+        "add_layer_norm": OpExample(
+            arguments="x(8, 64), x(8, 64), x(64), x(64), 1e-5",
+            expected="(F.layer_norm(a[0] + a[1], (64,), a[2], a[3], a[4]), a[0] + a[1])",
+        ),
+    },
 )

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ratchet.judge.kernels.custom_op import Given, declare_op, features_last
-from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, Variant
+from ratchet.judge.kernels.library.sources import FUSED, LibraryKernel, OpExample, Variant
 from ratchet.judge.problems.suites.shipped import layers as reference
-from ratchet.judge.problems.suites.shipped.layers import ROPE_ENTRIES as ENTRIES
-from ratchet.judge.problems.suites.shipped.layers import rope_problems
+from ratchet.judge.problems.suites.shipped.layers import ENTRIES, rope_problems
 
 
 def _inputs(x: Tensor, cos: Tensor, sin: Tensor) -> Given:
@@ -28,7 +27,7 @@ def _output(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 declare_op(
     "rope_backward",
     "(Tensor grad, Tensor cos, Tensor sin) -> Tensor dx",
-    entry=ENTRIES[1],
+    entry="rope_backward",
     inputs=_inputs,
     outputs=_output,
     reference=reference.rope_backward,
@@ -36,7 +35,7 @@ declare_op(
 declare_op(
     "rope",
     "(Tensor x, Tensor cos, Tensor sin) -> Tensor",
-    entry=ENTRIES[0],
+    entry="rope_forward",
     inputs=_inputs,
     outputs=_output,
     reference=reference.rope_forward,
@@ -50,8 +49,14 @@ ROPE = LibraryKernel(
     summary="rotary position embedding, forward and backward, in one pass each over any layout",
     source_of_idea="arXiv:2104.09864; fused as in Liger-Kernel, arXiv:2410.10989",
     variants=(
-        Variant(language="cpp", file="rope", entries=ENTRIES),
-        Variant(language="triton", file="rope", entries=ENTRIES),
+        Variant(language="cpp", file="rope", entries=ENTRIES["rope"]),
+        Variant(language="triton", file="rope", entries=ENTRIES["rope"]),
     ),
     acts_on=FUSED,
+    examples={
+        "rope": OpExample(
+            arguments="x(2, 4, 24, 16), x(24, 16).detach().cos(), x(24, 16).detach().sin()",
+            expected="a[0] * a[1] + torch.cat((-a[0][..., 8:], a[0][..., :8]), -1) * a[2]",
+        ),
+    },
 )

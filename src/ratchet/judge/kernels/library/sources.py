@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -100,6 +100,16 @@ FUSED: Final = ("elementwise", "compiled", "memory")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OpExample:
+    """A call of an op as Python text; `F` is torch.nn.functional, `x(*shape)` a new fp32 tensor."""
+
+    arguments: str
+    expected: str  # The result in plain torch, of the arguments `a`
+    tolerance: float = 1e-4
+    """Largest error of a result or a gradient, as a share of its largest value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LibraryKernel:
     """One kernel of the library: its description and its variants."""
 
@@ -111,6 +121,8 @@ class LibraryKernel:
     source_of_idea: str
     variants: tuple[Variant, ...]  # Its sources in each language
     acts_on: tuple[str, ...]  # The categories of step time that it can shorten
+    examples: Mapping[str, OpExample]
+    """A call of each public op by its name: an exported package names and tests these."""
     alternatives: tuple[str, ...] = ()
     """Entries each of which answers a call alone, in the order in which they are tried."""
     on_cores: tuple[str, ...] = ()  # Entries that the op asks for on cores alone

@@ -6,23 +6,15 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Final
 
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message
-from ratchet.judge.problems.problem import Case, Problem
-from ratchet.judge.problems.suites.shipped import SHAPES, Problems
+from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.suites import shipped
 
 _TRAINING: Final = {
-    "shipped": """
-        attention_forward attention_backward linear_cross_entropy cross_entropy_rows
-        gradient_square_sum adamw_step gated_activation_forward gated_activation_backward
-        rms_norm_forward rms_norm_backward add_rms_norm_forward add_rms_norm_backward
-        layer_norm_forward layer_norm_backward add_layer_norm_forward add_layer_norm_backward
-        rope_forward rope_backward linear_forward linear_dgrad linear_wgrad
-    """,
     "normalisation": """
         l2_normalise+ weight_norm+ group_norm+ batch_norm+ instance_norm+ qk_norm+
     """,
@@ -75,8 +67,11 @@ _TRAINING: Final = {
 }
 """Names by family; `name+` stands for the problem and that of its gradient, `name_backward`."""
 NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    family: tuple(re.sub(r"(\w+)\+", r"\1 \1_backward", text).split())
-    for family, text in _TRAINING.items()
+    "shipped": tuple(entry for own in shipped.entries().values() for entry in own),
+    **{
+        family: tuple(re.sub(r"(\w+)\+", r"\1 \1_backward", text).split())
+        for family, text in _TRAINING.items()
+    },
 }
 """Problems of the suite `training` by family. The library's own kernels answer `shipped`."""
 
@@ -105,7 +100,7 @@ def _family(name: str) -> tuple[Problem, ...]:
         "movement": movement.movement_problems,
         "quantisation": quantisation.problems,
         "products": products.product_problems,
-        "shipped": shipped_problems,
+        "shipped": shipped.problems,
     }
     return made[name]()
 
@@ -161,42 +156,3 @@ def names_like(pattern: str) -> list[str]:
             f"no problem's name matches {pattern!r}: ratchet judge --list prints all {len(known)}"
         )
     return found
-
-
-def shipped_problems() -> tuple[Problem, ...]:
-    """Return the problems of every library kernel, at every tier."""
-    from ratchet.judge.problems.suites.shipped import adamw, attention, layers, linear
-
-    made: tuple[Problems, ...] = (
-        attention.attention_problems,
-        linear.linear_cross_entropy_problems,
-        adamw.adamw_problems,
-        layers.gated_activation_problems,
-        layers.rms_norm_problems,
-        layers.layer_norm_problems,
-        layers.rope_problems,
-        linear.linear_problems,
-    )
-    return tuple(problem for one in made for problem in at_every_tier(one))
-
-
-def at_every_tier(problems: Problems) -> list[Problem]:
-    """Return each problem once: all tiers' timed cases, with the untimed ones as hidden cases."""
-    found: dict[str, Problem] = {}
-    cases: dict[str, dict[str, Case]] = {}
-    for tier, shapes in SHAPES.items():
-        for problem in problems(shapes):
-            found.setdefault(problem.name, problem)
-            own = cases.setdefault(problem.name, {})
-            for case in problem.cases:
-                if case.timed:
-                    name = f"{tier} {case.name}"
-                    own[name] = replace(case, name=name, tier=tier)
-                elif tier == "ci":
-                    own[f"hidden {case.name}"] = replace(
-                        case, name=f"hidden {case.name}", hidden=True
-                    )
-    return [
-        replace(problem, cases=tuple(cases[name].values()), task="own", libraries=("matmul",))
-        for name, problem in found.items()
-    ]

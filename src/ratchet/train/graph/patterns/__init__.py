@@ -8,23 +8,26 @@ layers cast the norms' results.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Iterable
 
 from ratchet.base.errors import GraphError
 from ratchet.judge.kernels.library import LIBRARY
-from ratchet.train.graph.patterns.attention import ATTENTION, ROPE
-from ratchet.train.graph.patterns.linear import GATED_ACTIVATION, LINEAR, LINEAR_CROSS_ENTROPY
-from ratchet.train.graph.patterns.norms import LAYER_NORM, RMS_NORM
 from ratchet.train.graph.scope import Pattern
 
 __all__ = ["PATTERNS", "Pattern", "select"]
 
-PATTERNS: tuple[Pattern, ...] = tuple(
-    sorted(
-        (ATTENTION, GATED_ACTIVATION, LAYER_NORM, LINEAR, LINEAR_CROSS_ENTROPY, RMS_NORM, ROPE),
-        key=lambda pattern: pattern.place,
-    )
-)
+
+def _patterns() -> list[Pattern]:
+    modules = [
+        importlib.import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__)
+    ]
+    return [one for module in modules for one in vars(module).values() if isinstance(one, Pattern)]
+
+
+PATTERNS: tuple[Pattern, ...] = tuple(sorted(_patterns(), key=lambda pattern: pattern.place))
+"""Each `Pattern` that a module here defines, in running order."""
 
 
 def select(kernels: Iterable[str]) -> tuple[Pattern, ...]:

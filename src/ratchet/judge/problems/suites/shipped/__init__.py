@@ -1,12 +1,20 @@
 """The library's own problems with cases for each tier; its kernels answer them.
 
-A module holds kernels' references and problems. Importing this package imports no torch.
+A module holds kernels' references and problems. Its `ENTRIES` are one literal: the entries of each
+kernel by its name. For each it has `NAME_problems(shapes)`. Nothing else lists a kernel's problems.
+Importing this package imports no torch.
 """
 
 from __future__ import annotations
 
+import ast
+import importlib
+import pkgutil
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Final
 
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec, Tier
@@ -84,3 +92,52 @@ SHAPES: Final[dict[Tier, WorkloadShapes]] = {
     ),
 }
 """Sizes of a test, of llama-60m, and of an 8 B model."""
+
+
+def _modules() -> list[str]:
+    return [one.name for one in pkgutil.iter_modules(__path__)]
+
+
+@cache
+def entries() -> dict[str, tuple[str, ...]]:
+    """Return the entries of each library kernel by its name, without importing a module."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in _modules():
+        text = Path(__path__[0], f"{name}.py").read_text(encoding="utf-8")
+        literal = re.search(r"^ENTRIES: Final = (\{.*?\})$", text, re.MULTILINE | re.DOTALL)
+        assert literal is not None, f"{name}.py names no entries"
+        found |= ast.literal_eval(literal[1])
+    return found
+
+
+def problems() -> tuple[Problem, ...]:
+    """Return the problems of every library kernel, at every tier."""
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in _modules()]
+    return tuple(
+        problem
+        for module in modules
+        for kernel in module.ENTRIES
+        for problem in at_every_tier(getattr(module, f"{kernel}_problems"))
+    )
+
+
+def at_every_tier(make: Problems) -> list[Problem]:
+    """Return each problem once: all tiers' timed cases, with the untimed ones as hidden cases."""
+    found: dict[str, Problem] = {}
+    cases: dict[str, dict[str, Case]] = {}
+    for tier, shapes in SHAPES.items():
+        for problem in make(shapes):
+            found.setdefault(problem.name, problem)
+            own = cases.setdefault(problem.name, {})
+            for case in problem.cases:
+                if case.timed:
+                    name = f"{tier} {case.name}"
+                    own[name] = replace(case, name=name, tier=tier)
+                elif tier == "ci":
+                    own[f"hidden {case.name}"] = replace(
+                        case, name=f"hidden {case.name}", hidden=True
+                    )
+    return [
+        replace(problem, cases=tuple(cases[name].values()), task="own", libraries=("matmul",))
+        for name, problem in found.items()
+    ]

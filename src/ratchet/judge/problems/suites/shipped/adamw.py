@@ -13,7 +13,7 @@ from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.forms import Scalars, wide
 from ratchet.judge.problems.suites.shipped import WorkloadShapes, problem_of
 
-ENTRIES: Final = ("gradient_square_sum", "adamw_step")
+ENTRIES: Final = {"adamw": ("gradient_square_sum", "adamw_step")}
 SCALARS: Final = (1e-3, 0.9, 0.95, 1e-8, 0.1, 3.0, 0.5, 1.0)
 
 
@@ -59,8 +59,8 @@ def adamw_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
         for name, timed in (("normal", True), ("outliers", False), ("tiny", False))
     ]
     return (
-        problem_of(__name__, ENTRIES[0], norm_cases),
-        problem_of(__name__, ENTRIES[1], _update_cases(shapes)),
+        problem_of(__name__, "gradient_square_sum", norm_cases),
+        problem_of(__name__, "adamw_step", _update_cases(shapes)),
     )
 
 

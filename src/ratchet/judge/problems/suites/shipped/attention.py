@@ -15,7 +15,7 @@ from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
 from ratchet.judge.problems.tolerance import Tolerance
 
-ENTRIES: Final = ("attention_forward", "attention_backward")
+ENTRIES: Final = {"attention": ("attention_forward", "attention_backward")}
 
 
 def attention_forward(
@@ -86,14 +86,16 @@ def attention_problems(shapes: WorkloadShapes, *, causal: bool = True) -> tuple[
             cases=_cases(shapes, causal, entry),
             tolerance=_tolerance(shapes.dtype, entry),
         )
-        for entry in ENTRIES
+        for entry in ENTRIES["attention"]
     )
 
 
 def _tolerance(dtype: str, entry: str) -> Tolerance:
     """Return the default, except for fp32 gradients: another order of summing a score over D moves
     a probability by several ulp, and few queries do not average that out."""
-    return Tolerance(ulps=8.0) if dtype == "float32" and entry == ENTRIES[1] else Tolerance()
+    return (
+        Tolerance(ulps=8.0) if dtype == "float32" and entry == "attention_backward" else Tolerance()
+    )
 
 
 def _cases(shapes: WorkloadShapes, causal: bool, entry: str) -> tuple[Case, ...]:
@@ -137,7 +139,7 @@ def _case(
     batch, heads, groups, queries, keys, features = sizes
     layout = "heads" if name != "full_ragged" else "strided"
 
-    backward = entry == ENTRIES[1]
+    backward = entry == "attention_backward"
     # With heavy-tailed q and k one key has all the weight, and no separately drawn lse fits.
     score_distribution = "normal" if backward and distribution == "heavy_tailed" else distribution
 

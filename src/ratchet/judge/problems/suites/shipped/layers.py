@@ -21,9 +21,22 @@ from ratchet.judge.problems.suites.shipped import (
     standard_cases,
 )
 
-FORMS = ("{}_forward", "{}_backward", "add_{}_forward", "add_{}_backward")
-RMS_NORM = tuple(form.format("rms_norm") for form in FORMS)
-LAYER_NORM = tuple(form.format("layer_norm") for form in FORMS)
+ENTRIES: Final = {
+    "rms_norm": (
+        "rms_norm_forward",
+        "rms_norm_backward",
+        "add_rms_norm_forward",
+        "add_rms_norm_backward",
+    ),
+    "layer_norm": (
+        "layer_norm_forward",
+        "layer_norm_backward",
+        "add_layer_norm_forward",
+        "add_layer_norm_backward",
+    ),
+    "gated_activation": ("gated_activation_forward", "gated_activation_backward"),
+    "rope": ("rope_forward", "rope_backward"),
+}
 
 
 def _hat(x: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
@@ -122,12 +135,12 @@ def _optional(tensor: Tensor) -> Tensor | None:
 
 def rms_norm_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the workload's rows and hidden size."""
-    return tuple(_problem(shapes, entry, 1e-6, bias=False) for entry in RMS_NORM)
+    return tuple(_problem(shapes, entry, 1e-6, bias=False) for entry in ENTRIES["rms_norm"])
 
 
 def layer_norm_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the workload's rows and hidden size."""
-    return tuple(_problem(shapes, entry, 1e-5, bias=True) for entry in LAYER_NORM)
+    return tuple(_problem(shapes, entry, 1e-5, bias=True) for entry in ENTRIES["layer_norm"])
 
 
 def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> Problem:
@@ -151,7 +164,6 @@ def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> P
 
 # SwiGLU's and GeGLU's gate in plain torch, and the problems of its kernels.
 
-GATED_ENTRIES: Final = ("gated_activation_forward", "gated_activation_backward")
 KINDS: Final = ("silu", "gelu", "gelu_tanh")  # Activations, by their code on the C interface
 
 
@@ -192,7 +204,7 @@ def gated_activation_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, of every kind, at the workload's rows and intermediate size."""
     return tuple(
         problem_of(__name__, entry, [one for kind in KINDS for one in _cases(shapes, count, kind)])
-        for entry, count in zip(GATED_ENTRIES, (2, 3), strict=True)
+        for entry, count in zip(ENTRIES["gated_activation"], (2, 3), strict=True)
     )
 
 
@@ -210,8 +222,6 @@ def _cases(shapes: WorkloadShapes, tensors: int, kind: str) -> list[Case]:
 
 
 # The rotary position embedding in plain torch, and the problems of its kernels.
-
-ROPE_ENTRIES: Final = ("rope_forward", "rope_backward")
 
 
 def _trigonometric(table: Tensor) -> Tensor:
@@ -259,4 +269,4 @@ def rope_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
         )
         return [x, table, table]
 
-    return tuple(problem_of(__name__, entry, standard_cases(inputs)) for entry in ROPE_ENTRIES)
+    return tuple(problem_of(__name__, entry, standard_cases(inputs)) for entry in ENTRIES["rope"])

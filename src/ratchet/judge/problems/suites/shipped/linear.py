@@ -18,7 +18,10 @@ from ratchet.judge.problems.suites.shipped import (
     standard_cases,
 )
 
-ENTRIES: Final = ("linear_forward", "linear_dgrad", "linear_wgrad")
+ENTRIES: Final = {
+    "linear": ("linear_forward", "linear_dgrad", "linear_wgrad"),
+    "linear_cross_entropy": ("linear_cross_entropy", "cross_entropy_rows"),
+}
 
 
 def _half(tensor: Tensor) -> Tensor:
@@ -48,7 +51,8 @@ def linear_wgrad(grad: Tensor, x: Tensor, scalars: Scalars = ()) -> tuple[Tensor
 def linear_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the size of the feed-forward up projection."""
     return tuple(
-        problem_of(__name__, entry, standard_cases(_inputs(shapes, entry))) for entry in ENTRIES
+        problem_of(__name__, entry, standard_cases(_inputs(shapes, entry)))
+        for entry in ENTRIES["linear"]
     )
 
 
@@ -74,8 +78,7 @@ def _inputs(shapes: WorkloadShapes, entry: str) -> Inputs:
 
 # Linear + cross-entropy in plain torch, and the problems of its kernels.
 
-ENTRY: Final = "linear_cross_entropy"
-ROWS_ENTRY: Final = "cross_entropy_rows"
+ENTRY, ROWS_ENTRY = ENTRIES["linear_cross_entropy"]
 IGNORE_INDEX: Final = -100
 ROWS_AT_ONCE: Final = 512
 """Tokens per chunk between torch's products: 32 MB of bf16 logits at a vocabulary of 32,000."""
