@@ -16,13 +16,17 @@ from ratchet.scale.plan import cost_of, savings
 from ratchet.scale.plan.calibrate import calibrated
 from ratchet.scale.plan.cluster import parse_cluster
 from ratchet.scale.plan.commands import jobset, slurm, torchrun
-from ratchet.scale.plan.layout import STACKS, Layout
-from ratchet.scale.plan.search import make_asked, plan_one
+from ratchet.scale.plan.layout import STACKS, Layout, columns
+from ratchet.scale.plan.search import LayoutPlan, PlanQuestion, evaluate, make_asked
 from ratchet.scale.plan.shape import find_shape
 from ratchet.scale.plan.time import product_s
 
 CLUSTER = parse_cluster("mi300x:8x2")
 LAYOUT = Layout(dp=2, tp=8, sharding="full", checkpointing="selective")
+
+
+def plan_one(asked: PlanQuestion, layout: Layout) -> LayoutPlan:
+    return evaluate(asked, columns([layout])).plan(asked, 0)
 
 
 def test_a_run_costs_its_device_hours() -> None:
@@ -47,10 +51,10 @@ def test_savings_follow_the_interval() -> None:
     assert found.paid_after_s[1] == pytest.approx(0.5 / 2000 * 3600)
 
 
-@pytest.mark.parametrize("price", [-1.0, math.nan, math.inf])
-def test_a_price_that_is_none_is_refused(price: float) -> None:
-    with pytest.raises(PlanError, match="price"):
-        savings((1.0, 1.1, 1.2), CLUSTER, price, 0.5)
+@pytest.mark.parametrize("ratio", [-1.0, 0.0, math.nan, math.inf])
+def test_a_ratio_that_is_none_is_refused(ratio: float) -> None:
+    with pytest.raises(PlanError, match="ratio"):
+        savings((1.0, ratio, 1.2), CLUSTER, 2.0, 0.5)
 
 
 @pytest.mark.parametrize("stack", STACKS)

@@ -17,7 +17,6 @@ from ratchet.scale.plan.search import (
     layouts_of,
     make_asked,
     plan,
-    plan_one,
     room_bytes,
 )
 from ratchet.scale.plan.shape import Shape, find_shape, of_config
@@ -198,7 +197,7 @@ def test_plans_fit_divide_and_start_with_the_fastest() -> None:
         assert one.layout.dp * one.layout.micro_batch * one.micro_batches == asked.batch
         assert one.step_s == pytest.approx(sum(one.time_s.values()))
         assert 0 < one.mfu < 0.55  # a measured ceiling is 54 % of MI300X's paper peak
-        again = plan_one(asked, one.layout)
+        again = evaluate(asked, columns([one.layout])).plan(asked, 0)
         assert again.step_s == pytest.approx(one.step_s)
 
 

@@ -15,11 +15,7 @@ from ratchet.base.devices.probe import probe, software
 from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import ObservationBook
 from ratchet.scale.parallel.launch import Communication, communication_of, run_ranks
-from ratchet.scale.parallel.rank import (
-    WARMUP_STEPS,
-    RankRequest,
-    RankResult,
-)
+from ratchet.scale.parallel.rank import WARMUP_STEPS, RankRequest, RankResult
 from ratchet.train.turn.bench import Figure, observed
 from ratchet.train.workloads.bench import spread_of
 from ratchet.train.workloads.names import LoadOptions

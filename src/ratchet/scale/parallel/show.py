@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ratchet.base.show import model as m
-from ratchet.base.show.words import (
-    common_unit,
-    show_bytes,
-    show_rate,
-    show_share,
-)
+from ratchet.base.show.words import common_unit, show_bytes, show_rate, show_share
 from ratchet.scale.parallel.bench import ParallelBench
 from ratchet.scale.parallel.turn import ParallelTurn
-
-if TYPE_CHECKING:
-    pass
 
 
 def parallel_bench_report(found: ParallelBench) -> m.ResultReport:

@@ -43,27 +43,18 @@ class Saved:
     """Seconds of the fleet's training after which the search has paid; inf if it never does."""
 
 
-def check_price(price: float) -> float:
-    """Return a price of a device-hour; PlanError unless it is a number of 0 or more."""
-    if not math.isfinite(price) or price < 0:
-        raise PlanError(f"price {price} is no price of a device-hour: give 0 or more, such as 2.0")
-    return price
-
-
 def cost_of(
     plan: LayoutPlan, cluster: PlannedCluster, tokens: float, price: float | None
 ) -> RunCost:
     """Return what training on `tokens` tokens takes with a plan."""
-    if not math.isfinite(tokens) or tokens <= 0:
-        raise PlanError(f"{tokens} tokens train nothing: give a number above 0, such as 1e12")
     hours = tokens / plan.tokens_per_s / 3600
     device_hours = hours * cluster.world
     return RunCost(
         steps=math.ceil(tokens / (plan.tokens_per_s * plan.step_s)),
         hours=hours,
         device_hours=device_hours,
-        money=None if price is None else device_hours * check_price(price),
-        energy_kwh=device_hours * _kw(cluster),
+        money=None if price is None else device_hours * price,
+        energy_kwh=device_hours * cluster.power_w * POWER_SHARE * OVERHEAD / 1000,
     )
 
 
@@ -78,10 +69,11 @@ def savings(
     The same work takes 1 / ratio of the time, so each device-hour spends 1 - 1 / ratio for nothing
     without the recipe. `search_device_hours` is what finding the recipe took.
     """
-    check_price(price)
-    low, middle, high = (_gain(one) for one in ratio)
+    if not all(math.isfinite(one) and one > 0 for one in ratio):
+        raise PlanError(f"ratio {ratio} is no speed-up: give numbers above 0")
+    low, middle, high = (1 - 1 / one for one in ratio)
     hours = cluster.world * HOURS_A_YEAR
-    kw = _kw(cluster)
+    kw = cluster.power_w * POWER_SHARE * OVERHEAD / 1000
 
     def times(factor: float) -> tuple[float, float, float]:
         return (low * factor, middle * factor, high * factor)
@@ -98,16 +90,6 @@ def savings(
         energy_kwh=times(hours * kw),
         paid_after_s=(paid(low), paid(middle), paid(high)),
     )
-
-
-def _gain(ratio: float) -> float:
-    if not math.isfinite(ratio) or ratio <= 0:
-        raise PlanError(f"ratio {ratio} is no speed-up: give a number above 0")
-    return 1 - 1 / ratio
-
-
-def _kw(cluster: PlannedCluster) -> float:
-    return cluster.power_w * POWER_SHARE * OVERHEAD / 1000
 
 
 # The largest model that a cluster trains in some days, with tokens in proportion to its size.
@@ -150,59 +132,11 @@ class Trainables:
     price: float | None
 
 
-def largest(
-    cluster: PlannedCluster, stack: Stack, *, days: float, tokens_per_parameter: float,
-    sequence: int, batch: int | None, precisions: tuple[str, ...], price: float | None,
-) -> Trainables:  # fmt: skip
-    """Return the largest model of the ladder that is trained in time, found by bisection.
-
-    Raises PlanError if not even the smallest is.
-    """
-    for name, value in (("days", days), ("tokens a parameter", tokens_per_parameter)):
-        if not math.isfinite(value) or value <= 0:
-            raise PlanError(f"{value} {name} are none: give a number above 0")
-    if price is not None:
-        check_price(price)
-    tried: dict[int, Trainable] = {}
-
-    def in_time(hidden: int) -> bool:
-        shape = ladder_shape(hidden, sequence)
-        asked = make_asked(shape, cluster, stack, batch=batch, precisions=precisions)
-        try:
-            best = plan(asked).best
-        except PlanError:  # it fits nowhere, and larger ones do not either
-            return False
-        tokens = tokens_per_parameter * shape.parameters
-        cost = cost_of(best, cluster, tokens, price)
-        tried[hidden] = Trainable(shape=shape, tokens=tokens, plan=best, cost=cost)
-        return cost.hours <= 24 * days
-
-    low, high = 0, len(HIDDEN)  # what lies below `low` is in time, what lies from `high` on is not
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if in_time(HIDDEN[middle]) else (low, middle)
-    if not low:
-        raise PlanError(
-            f"{cluster.name} trains no model of {ladder_shape(HIDDEN[0], sequence).parameters:,} "
-            f"parameters or more in {days:g} days: give more days, devices or a smaller batch"
-        )
-    return Trainables(
-        cluster=cluster,
-        stack=stack,
-        days=days,
-        tokens_per_parameter=tokens_per_parameter,
-        tried=tuple(tried[one] for one in sorted(tried)),
-        largest=tried[HIDDEN[low - 1]],
-        price=price,
-    )
-
-
 def ladder_shape(hidden: int, sequence: int) -> Shape:
     """Return the model of a hidden size."""
     layers, heads = max(8, hidden // HEAD), hidden // HEAD
     name = f"llama:layers={layers},hidden={hidden},heads={heads}"
-    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "sequence": sequence}
-    return made(name, True, sizes)
+    return made(name, gated=True, layers=layers, hidden=hidden, heads=heads, sequence=sequence)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,8 +192,6 @@ def planned(request: PlanRequest) -> Answered:
             "give a model and a cluster: ratchet plan llama3-70b --cluster mi300x:8x16, or "
             "--savings RECIPE --fleet mi300x:10000 --price 2.0"
         )
-    if request.price is not None:
-        check_price(request.price)
     stack = find_stack(request.stack)
     cluster = parse_cluster(request.cluster, network_gb_per_s=request.network_gb_per_s)
     shape = find_shape(request.model, sequence=request.sequence)
@@ -291,7 +223,10 @@ def planned(request: PlanRequest) -> Answered:
 
 
 def trainable_within(request: PlanRequest, days: float, tokens_per_parameter: float) -> Trainables:
-    """Return the largest model that a cluster trains within some days; PlanError without one."""
+    """Return the largest model of the ladder that is trained in time, found by bisection.
+
+    Raises PlanError without a cluster, and if not even the smallest model is.
+    """
     if request.cluster is None:
         raise PlanError("--days needs a cluster: give, for example, --cluster a100:8x32")
     if request.model is not None or request.parallel is not None or request.tokens is not None:
@@ -299,14 +234,40 @@ def trainable_within(request: PlanRequest, days: float, tokens_per_parameter: fl
             "--days finds the model, its tokens and its layout: leave MODEL, --tokens and "
             "--parallel out"
         )
-    return largest(
-        parse_cluster(request.cluster, network_gb_per_s=request.network_gb_per_s),
-        find_stack(request.stack),
+    cluster = parse_cluster(request.cluster, network_gb_per_s=request.network_gb_per_s)
+    stack, sequence = find_stack(request.stack), request.sequence or 2048
+    tried: dict[int, Trainable] = {}
+
+    def in_time(hidden: int) -> bool:
+        shape = ladder_shape(hidden, sequence)
+        asked = make_asked(
+            shape, cluster, stack, batch=request.batch, precisions=request.precisions
+        )
+        try:
+            best = plan(asked).best
+        except PlanError:  # it fits nowhere, and larger ones do not either
+            return False
+        tokens = tokens_per_parameter * shape.parameters
+        cost = cost_of(best, cluster, tokens, request.price)
+        tried[hidden] = Trainable(shape=shape, tokens=tokens, plan=best, cost=cost)
+        return cost.hours <= 24 * days
+
+    low, high = 0, len(HIDDEN)  # what lies below `low` is in time, what lies from `high` on is not
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (middle + 1, high) if in_time(HIDDEN[middle]) else (low, middle)
+    if not low:
+        raise PlanError(
+            f"{cluster.name} trains no model of {ladder_shape(HIDDEN[0], sequence).parameters:,} "
+            f"parameters or more in {days:g} days: give more days, devices or a smaller batch"
+        )
+    return Trainables(
+        cluster=cluster,
+        stack=stack,
         days=days,
         tokens_per_parameter=tokens_per_parameter,
-        sequence=request.sequence or 2048,
-        batch=request.batch,
-        precisions=request.precisions,
+        tried=tuple(tried[one] for one in sorted(tried)),
+        largest=tried[HIDDEN[low - 1]],
         price=request.price,
     )
 
@@ -320,7 +281,6 @@ def saved(path: Path, fleet: str | None, price: float | None) -> SavedBy:
 
     if fleet is None or price is None:
         raise PlanError("--savings needs --fleet DEVICE:COUNT and --price MONEY: give both")
-    check_price(price)
     recipe = Recipe.load(path)
     proven = recipe.speedup.get("vs_compile") or recipe.speedup.get("vs_written")
     if not proven:

@@ -18,7 +18,6 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -146,7 +145,11 @@ def _with_products(cluster: PlannedCluster, reports: Iterable[Report]) -> Planne
                 classes.setdefault(octave, []).append((rate, one.total_s))
         if not classes:
             continue
-        rates = {octave: _mean(found) for octave, found in sorted(classes.items())}
+        rates = {
+            octave: sum(rate * time_s for rate, time_s in found)
+            / sum(time_s for _, time_s in found)
+            for octave, found in sorted(classes.items())
+        }
         best = max(rates.values())
         if precision == "bf16":  # fp8's products keep bf16's shares
             by_inner = tuple((2.0**octave, rate / best) for octave, rate in rates.items())
@@ -200,12 +203,6 @@ def _link(rate: Rate, measured: Sequence[float], collective: float) -> Rate:
         )
     source = f"the fastest of {count} collectives of the given traces, {share:.2f} of the rate "
     return Rate(per_s=fastest, source=source + "without them")
-
-
-def _mean(weighted: Sequence[tuple[float, float]]) -> float:
-    """Return the mean of rates, each weighted by its time."""
-    total = sum(time for _, time in weighted)
-    return sum(rate * time for rate, time in weighted) / total
 
 
 # Layouts by the formulas of a plan, beside those that `bench --parallel` measured on this machine.
@@ -319,16 +316,17 @@ def _cluster_of(
     measured = ceilings.measure(here, again="due")
     flops = measured.gemm_flops_per_s["fp32"]
     link = measured.copy_bytes_per_s["dram"] / 2
-    rate, copied = Rate(per_s=flops, source="measured"), measured.copy_bytes_per_s["dram"]
     cluster = PlannedCluster(
         name="here",
         device=here.model,
         local=max(least.world, most.world),
         nodes=1,
-        products={"bf16": rate},  # those of the step, which is in fp32
+        products={
+            "bf16": Rate(per_s=flops, source="measured")
+        },  # those of the step, which is in fp32
         peak={"bf16": flops},
         memory_bytes=float(here.memory_bytes),
-        memory=Rate(per_s=copied, source="measured"),
+        memory=Rate(per_s=2 * link, source="measured"),
         fabric=Rate(per_s=link, source="set by one row"),
         mesh=False,
         network=Rate(per_s=link, source="set by one row"),
@@ -336,44 +334,39 @@ def _cluster_of(
         power_w=1.0,
         collective=1.0,
     )
-    own_s = least.step_time_s - least.exposed_communication_s
 
-    def computing_s(tried: PlannedCluster) -> float:
+    def with_rate(factor: float) -> PlannedCluster:
+        rate = Rate(per_s=flops * factor, source="set by one row")
+        return replace(cluster, products={"bf16": rate})
+
+    def with_link(factor: float) -> PlannedCluster:
+        rate = Rate(per_s=link * factor, source="set by one row")
+        return replace(cluster, fabric=rate, network=rate)
+
+    def computes_too_long(tried: PlannedCluster) -> bool:
         told = _predicted(shape, tried, least)
-        return float(told.times.total[0]) - _exposed_s(told)
+        computing_s = float(told.times.total[0]) - _exposed_s(told)
+        return computing_s > least.step_time_s - least.exposed_communication_s
+
+    def exposes_too_long(tried: PlannedCluster) -> bool:
+        return _exposed_s(_predicted(shape, tried, most)) > most.exposed_communication_s
 
     for _ in range(2):  # the first guess of the links changes the rate of products, and back
-        cluster = _fitted(
-            partial(_with_rate, cluster, flops),
-            lambda one: computing_s(one) - own_s,
-        )
-        cluster = _fitted(
-            partial(_with_link, cluster, link),
-            lambda one: _exposed_s(_predicted(shape, one, most)) - most.exposed_communication_s,
-        )
+        cluster = _fitted(with_rate, computes_too_long)
+        cluster = _fitted(with_link, exposes_too_long)
     told = float(_predicted(shape, cluster, least).memory.total[0])
     return cluster, least.peak_memory_bytes - told
 
 
 def _fitted(
-    make: Callable[[float], PlannedCluster], too_long_by: Callable[[PlannedCluster], float]
+    make: Callable[[float], PlannedCluster], too_long: Callable[[PlannedCluster], bool]
 ) -> PlannedCluster:
     """Return the cluster of the factor on a rate with which a time is as measured."""
     low, high = SLOWEST, FASTEST
     for _ in range(60):
         middle = (low * high) ** 0.5
-        low, high = (middle, high) if too_long_by(make(middle)) > 0 else (low, middle)
+        low, high = (middle, high) if too_long(make(middle)) else (low, middle)
     return make(high)
-
-
-def _with_rate(cluster: PlannedCluster, flops_per_s: float, factor: float) -> PlannedCluster:
-    rate = Rate(per_s=flops_per_s * factor, source="set by one row")
-    return replace(cluster, products={"bf16": rate})
-
-
-def _with_link(cluster: PlannedCluster, bytes_per_s: float, factor: float) -> PlannedCluster:
-    rate = Rate(per_s=bytes_per_s * factor, source="set by one row")
-    return replace(cluster, fabric=rate, network=rate)
 
 
 def _predicted(shape: Shape, cluster: PlannedCluster, one: ParallelBench) -> Evaluated:

@@ -6,26 +6,15 @@ import shlex
 from typing import Final
 
 from ratchet.scale.plan.search import LayoutPlan, PlanQuestion
-from ratchet.scale.plan.shape import Shape
 
 PORT: Final = 29500
-_TITAN_CHECKPOINTING: Final = {"none": "none", "selective": "selective", "full": "full"}
-
-
-def arguments(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
-    """Return the training program and its arguments in the words of the plan's stack.
-
-    The names are those of torchtitan's configuration and of Megatron-LM's arguments.
-    """
-    torch = asked.stack.name.startswith("torch")
-    return _torchtitan(asked, plan) if torch else _megatron(asked, plan)
 
 
 def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
+    """Return the training program and its arguments in the names of torchtitan's configuration."""
     layout = plan.layout
     full = layout.sharding == "full"
-    schedule = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
-    named = {
+    named: dict[str, object] = {
         "parallelism.data_parallel_shard_degree": layout.dp if full else 1,
         "parallelism.data_parallel_replicate_degree": 1 if full else layout.dp,
         "parallelism.tensor_parallel_degree": layout.tp,
@@ -37,9 +26,10 @@ def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         else layout.micro_batch,
         "training.global_batch_size": asked.batch,
         "training.seq_len": asked.shape.sequence,
-        "activation_checkpoint.mode": _TITAN_CHECKPOINTING[layout.checkpointing],
+        "activation_checkpoint.mode": layout.checkpointing,
     }
     if layout.pp > 1:
+        schedule = "Interleaved1F1B" if layout.vpp > 1 else "1F1B"
         named["parallelism.pipeline_parallel_schedule"] = schedule
         named["parallelism.pipeline_parallel_microbatch_size"] = layout.micro_batch
     told = [f"--{name}={value}" for name, value in named.items()]
@@ -49,10 +39,16 @@ def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
 
 
 def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
+    """Return the training program and its arguments in the names of Megatron-LM."""
     layout, shape = plan.layout, asked.shape
-    model, flags = _megatron_model(shape)
+    flags = ["--bf16"]
     told = {
-        **model,
+        "num-layers": shape.layers,
+        "hidden-size": shape.hidden,
+        "ffn-hidden-size": shape.intermediate or shape.expert_intermediate,
+        "num-attention-heads": shape.heads,
+        "kv-channels": shape.head_dim,
+        "max-position-embeddings": shape.sequence,
         "tensor-model-parallel-size": layout.tp,
         "pipeline-model-parallel-size": layout.pp,
         "context-parallel-size": layout.cp,
@@ -61,6 +57,16 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         "global-batch-size": asked.batch,
         "seq-length": shape.sequence,
     }
+    if shape.kv_heads != shape.heads:
+        told["num-query-groups"] = shape.kv_heads
+        flags.append("--group-query-attention")
+    if shape.experts:
+        told |= {"num-experts": shape.experts, "moe-router-topk": shape.experts_per_token}
+    if shape.gated:
+        flags += ["--swiglu", "--normalization=RMSNorm", "--position-embedding-type=rope"]
+        flags.append("--disable-bias-linear")
+    if not shape.tied:
+        flags.append("--untie-embeddings-and-output-weights")
     if layout.vpp > 1:
         told["num-layers-per-virtual-pipeline-stage"] = shape.layers // (layout.pp * layout.vpp)
     if layout.tp > 1 and asked.stack.sequence_parallel:
@@ -78,30 +84,6 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         flags.append("--fp8-format=hybrid")
     named = [f"--{name}={value}" for name, value in told.items()]
     return ["pretrain_gpt.py", *named, *flags]
-
-
-def _megatron_model(shape: Shape) -> tuple[dict[str, int], list[str]]:
-    """Return Megatron-LM's sizes of a model, and its flags."""
-    told = {
-        "num-layers": shape.layers,
-        "hidden-size": shape.hidden,
-        "ffn-hidden-size": shape.intermediate or shape.expert_intermediate,
-        "num-attention-heads": shape.heads,
-        "kv-channels": shape.head_dim,
-        "max-position-embeddings": shape.sequence,
-    }
-    flags = ["--bf16"]
-    if shape.kv_heads != shape.heads:
-        told["num-query-groups"] = shape.kv_heads
-        flags.append("--group-query-attention")
-    if shape.experts:
-        told |= {"num-experts": shape.experts, "moe-router-topk": shape.experts_per_token}
-    if shape.gated:
-        flags += ["--swiglu", "--normalization=RMSNorm", "--position-embedding-type=rope"]
-        flags.append("--disable-bias-linear")
-    if not shape.tied:
-        flags.append("--untie-embeddings-and-output-weights")
-    return told, flags
 
 
 def torchrun(asked: PlanQuestion, plan: LayoutPlan, *, head: str = "$HEAD") -> str:
@@ -133,7 +115,8 @@ def _torchrun(asked: PlanQuestion, plan: LayoutPlan, head: str) -> list[str]:
         else ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{PORT}"]
     )
     nodes = [f"--nnodes={cluster.nodes}", f"--nproc-per-node={cluster.local}"]
-    return ["torchrun", *nodes, *rendezvous, *map(shlex.quote, arguments(asked, plan))]
+    program = _torchtitan if asked.stack.name.startswith("torch") else _megatron
+    return ["torchrun", *nodes, *rendezvous, *map(shlex.quote, program(asked, plan))]
 
 
 def slurm(asked: PlanQuestion, plan: LayoutPlan) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -32,11 +32,8 @@ MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32)
 CHUNKS: Final = (1, 2, 3, 4, 5, 6, 8, 10, 12)
 LARGEST: Final = 1 << 20
 """Devices in the largest cluster that is tried for a model that fits nowhere."""
-TIME_PARTS: Final = (
-    "compute", "recompute", "tensor", "context", "experts", "bubble", "pipeline", "data",
-    "optimizer",
-)  # fmt: skip
-MEMORY_PARTS: Final = ("weights", "gradients", "optimizer", "activations", "gathered", "logits")
+TIME_PARTS: Final = tuple(one.name for one in fields(Times))
+MEMORY_PARTS: Final = tuple(one.name for one in fields(Memory))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,43 +179,39 @@ def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
                     continue
                 experts = _divisors(shape.experts, dp) if shape.experts else [1]
                 for ep in (one for one in experts if dp % one == 0):
-                    yield from _choices(asked, dp, tp, pp, cp, ep)
+                    degrees = Layout(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep)
+                    if len(found := _choices(asked, degrees)):
+                        yield found
 
 
-def _choices(asked: PlanQuestion, dp: int, tp: int, pp: int, cp: int, ep: int) -> Iterator[Layouts]:
-    own = asked.batch // dp
+def _choices(asked: PlanQuestion, degrees: Layout) -> Layouts:
+    """Return all choices of micro-batch, chunks, sharding and what is kept with some degrees."""
+    pp, own = degrees.pp, asked.batch // degrees.dp
     micro = [one for one in asked.micro_batches if one <= own and own % one == 0]
     chunks = [
         one for one in CHUNKS if one == 1 or (pp > 1 and asked.shape.layers % (pp * one) == 0)
     ]
     # A data-parallel group of one rank shards nothing.
-    sharding = [SHARDINGS.index(one) for one in asked.shardings] if dp * cp > 1 else [0]
-    precisions = [PRECISIONS.index(one) for one in asked.precisions]
-    kept = [CHECKPOINTINGS.index(one) for one in asked.checkpointings]
-    grid = np.meshgrid(micro, chunks, sharding, kept, precisions, indexing="ij")
-    micro_batch, vpp, shard, checkpointing, precision = (one.ravel().astype(np.int64)
-                                                         for one in grid)  # fmt: skip
+    shared = degrees.dp * degrees.cp > 1
+    sharding = [SHARDINGS.index(one) for one in asked.shardings] if shared else [0]
+    found = _with_choices(asked, degrees, micro, vpp=chunks, sharding=sharding)
     # An interleaved schedule takes whole rounds of micro-batches.
-    good = (vpp == 1) | (own // micro_batch % pp == 0)
-    count = int(good.sum())
-    if not count:
-        return
+    return found.take((found.vpp == 1) | (own // found.micro_batch % pp == 0))
 
-    def same(value: int) -> NDArray[np.int64]:
-        return np.full(count, value, dtype=np.int64)
 
-    yield Layouts(
-        dp=same(dp),
-        tp=same(tp),
-        pp=same(pp),
-        vpp=vpp[good],
-        cp=same(cp),
-        ep=same(ep),
-        micro_batch=micro_batch[good],
-        sharding=shard[good],
-        checkpointing=checkpointing[good],
-        precision=precision[good],
-    )
+def _with_choices(
+    asked: PlanQuestion, layout: Layout, micro_batches: Sequence[int], **choices: list[int]
+) -> Layouts:
+    """Return a layout with each of the choices, and each checkpointing and precision asked for."""
+    choices = {
+        "micro_batch": list(micro_batches),
+        **choices,
+        "checkpointing": [CHECKPOINTINGS.index(one) for one in asked.checkpointings],
+        "precision": [PRECISIONS.index(one) for one in asked.precisions],
+    }
+    grid = [one.ravel().astype(np.int64) for one in np.meshgrid(*choices.values(), indexing="ij")]
+    same = columns([layout]).take(np.zeros(len(grid[0]), dtype=np.int64))
+    return replace(same, **dict(zip(choices, grid, strict=True)))
 
 
 def _divisors(number: int, most: int) -> list[int]:
@@ -272,12 +265,6 @@ def plan(asked: PlanQuestion) -> Planned:
     )
 
 
-def plan_one(asked: PlanQuestion, layout: Layout) -> LayoutPlan:
-    """Return the costs of one layout; PlanError if it does not divide the batch or the model."""
-    _check(asked, layout)
-    return evaluate(asked, columns([layout])).plan(asked, 0)
-
-
 def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
     """Return the fastest plan with a layout's degrees that fits, or the smallest if none does.
 
@@ -285,7 +272,7 @@ def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
     if the degrees do not divide the batch or the model.
     """
     _check(asked, replace(layout, micro_batch=_micro_batches(asked, layout)[0]))
-    every = _with_choices(asked, layout)
+    every = _with_choices(asked, layout, _micro_batches(asked, layout))
     evaluated = evaluate(asked, every)
     fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
     best = (
@@ -312,19 +299,6 @@ def _runs(asked: PlanQuestion, layout: Layout, micro_batch: int) -> bool:
     """Return True if micro-batches fill replicas, and an interleaved pipeline's whole rounds."""
     count, rest = divmod(asked.batch, layout.dp * micro_batch)
     return count > 0 and not rest and (layout.vpp == 1 or count % layout.pp == 0)
-
-
-def _with_choices(asked: PlanQuestion, layout: Layout) -> Layouts:
-    """Return a layout's degrees with each micro-batch, checkpointing and precision asked for."""
-    grid = np.meshgrid(
-        _micro_batches(asked, layout),
-        [CHECKPOINTINGS.index(one) for one in asked.checkpointings],
-        [PRECISIONS.index(one) for one in asked.precisions],
-        indexing="ij",
-    )
-    micro_batch, checkpointing, precision = (one.ravel().astype(np.int64) for one in grid)
-    same = columns([layout] * len(micro_batch))
-    return replace(same, micro_batch=micro_batch, checkpointing=checkpointing, precision=precision)
 
 
 def _check(asked: PlanQuestion, layout: Layout) -> None:
@@ -369,15 +343,10 @@ def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
     )
     nodes = cluster.nodes
     while (nodes := nodes * 2) * cluster.local <= LARGEST:
-        larger = PlanQuestion(
-            shape=asked.shape,
+        larger = replace(
+            asked,
             cluster=cluster.with_nodes(nodes),
-            stack=asked.stack,
             batch=max(asked.batch, nodes * cluster.local),
-            precisions=asked.precisions,
-            micro_batches=asked.micro_batches,
-            checkpointings=asked.checkpointings,
-            shardings=asked.shardings,
         )
         evaluated = evaluate(larger, layouts_of(larger))
         if evaluated.memory.total.min() <= room_bytes(cluster):

@@ -148,52 +148,52 @@ class Shape:
         return 6.0 * self.active_parameters + 12.0 * self.layers * inner * self.attended
 
 
-def _gpt(name: str, layers: int, hidden: int, heads: int, sequence: int, vocabulary: int) -> Shape:
+def made(name: str, *, gated: bool, layers: int, hidden: int, heads: int, **given: int) -> Shape:
+    """Return a shape of some sizes; what is not given follows from the others.
+
+    Without a gate it is GPT's: two products in an MLP of four times the hidden size, and tied
+    embeddings. With one it is Llama's: three, with 8 / 3 of it, rounded up to 256, and an output
+    layer of its own.
+    """
+    inner = -(-8 * hidden // (3 * 256)) * 256 if gated else 4 * hidden
+    experts = given.get("experts", 0)
     return Shape(
         name=name,
         layers=layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        intermediate=4 * hidden,
-        vocabulary=vocabulary,
-        sequence=sequence,
-        gated=False,
-        tied=True,
+        kv_heads=given.get("kv_heads", heads),
+        head_dim=given.get("head_dim", hidden // heads),
+        intermediate=0 if experts else given.get("intermediate", inner),
+        vocabulary=given.get("vocabulary", 51200),
+        sequence=given.get("sequence", 2048),
+        gated=gated,
+        tied=not gated,
+        experts=experts,
+        experts_per_token=given.get("experts_per_token", 2 if experts else 0),
+        expert_intermediate=given.get("expert_intermediate", inner) if experts else 0,
+        window=given.get("window", 0),
+        windowed=layers if "window" in given else 0,
     )
 
 
-def _llama(
-    name: str, layers: int, hidden: int, heads: int, kv_heads: int, intermediate: int,
-    vocabulary: int = 128256, sequence: int = 8192,
-) -> Shape:  # fmt: skip
-    return Shape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        intermediate=intermediate,
-        vocabulary=vocabulary,
-        sequence=sequence,
-    )
-
-
+LLAMA2: Final = {"vocabulary": 32000, "sequence": 4096}
+LLAMA3: Final = {"kv_heads": 8, "vocabulary": 128256, "sequence": 8192}
 _PUBLISHED: Final = (
     # arXiv:2205.05198, table 3; arXiv:2005.14165 for GPT-3 175B; arXiv:2201.11990 for 530B.
-    _gpt("megatron-22b", 48, 6144, 64, 2048, 51200),
-    _gpt("gpt3-175b", 96, 12288, 96, 2048, 51200),
-    _gpt("turing-530b", 105, 20480, 128, 2048, 51200),
-    _gpt("megatron-1t", 128, 25600, 160, 2048, 51200),
+    made("megatron-22b", gated=False, layers=48, hidden=6144, heads=64),
+    made("gpt3-175b", gated=False, layers=96, hidden=12288, heads=96),
+    made("turing-530b", gated=False, layers=105, hidden=20480, heads=128),
+    made("megatron-1t", gated=False, layers=128, hidden=25600, heads=160),
     # arXiv:2407.21783, table 3.
-    _llama("llama3-8b", 32, 4096, 32, 8, 14336),
-    _llama("llama3-70b", 80, 8192, 64, 8, 28672),
-    _llama("llama3-405b", 126, 16384, 128, 8, 53248),
+    made("llama3-8b", gated=True, layers=32, hidden=4096, heads=32, intermediate=14336, **LLAMA3),
+    made("llama3-70b", gated=True, layers=80, hidden=8192, heads=64, intermediate=28672, **LLAMA3),
+    made("llama3-405b", gated=True, layers=126, hidden=16384, heads=128, intermediate=53248,
+         **LLAMA3),
     # arXiv:2307.09288.
-    _llama("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
-    _llama("llama2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
+    made("llama2-7b", gated=True, layers=32, hidden=4096, heads=32, **LLAMA2),
+    made("llama2-70b", gated=True, layers=80, hidden=8192, heads=64, kv_heads=8,
+         intermediate=28672, **LLAMA2),
     # arXiv:2401.04088; the 8x22B configuration is the one its authors published.
     Shape(
         name="mixtral-8x7b", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128,
@@ -348,7 +348,9 @@ def of_config(name: str, config: PretrainedConfig) -> Shape:
         intermediate=0 if experts and not dense_layers else inner,
         vocabulary=vocabulary,
         sequence=min(read("max_position_embeddings", "n_positions", "max_seq_len") or 4096, 8192),
-        gated=_is_gated(known) or experts > 0,
+        gated=experts > 0
+        or known.get("hidden_act", known.get("activation_function", "")) in GATED
+        or str(known.get("model_type")).startswith(GATED_TYPES),
         tied=bool(known.get("tie_word_embeddings")),
         experts=experts,
         experts_per_token=chosen if experts else 0,
@@ -359,11 +361,6 @@ def of_config(name: str, config: PretrainedConfig) -> Shape:
         window=window if windowed else 0,
         windowed=windowed,
     )
-
-
-def _is_gated(known: Mapping[str, object]) -> bool:
-    activation = known.get("hidden_act", known.get("activation_function", ""))
-    return activation in GATED or str(known.get("model_type")).startswith(GATED_TYPES)
 
 
 def _check_kind(name: str, known: Mapping[str, object]) -> None:
@@ -383,8 +380,6 @@ def _check_kind(name: str, known: Mapping[str, object]) -> None:
 # Models by their sizes: `gpt:layers=96,hidden=12288,heads=96` and `llama:...`.
 
 FAMILIES: Final = ("gpt", "llama")
-"""gpt: two products in an MLP of four times the hidden size, tied embeddings. llama: three, with
-8 / 3 of it, rounded up to 256, and an output layer of its own."""
 NEEDED: Final = ("layers", "hidden", "heads")
 SIZES: Final = (
     *NEEDED, "kv_heads", "head_dim", "intermediate", "vocabulary", "sequence", "experts",
@@ -411,32 +406,7 @@ def described(name: str) -> Shape | None:
             f"{sizes['heads']} heads do not divide a hidden size of {sizes['hidden']}: change one "
             "of them, or give head_dim"
         )
-    return made(name, family == "llama", sizes)
-
-
-def made(name: str, gated: bool, sizes: dict[str, int]) -> Shape:
-    """Return a shape of some sizes; what is not given follows from the others."""
-    hidden, heads = sizes["hidden"], sizes["heads"]
-    inner = -(-8 * hidden // (3 * 256)) * 256 if gated else 4 * hidden
-    experts = sizes.get("experts", 0)
-    return Shape(
-        name=name,
-        layers=sizes["layers"],
-        hidden=hidden,
-        heads=heads,
-        kv_heads=sizes.get("kv_heads", heads),
-        head_dim=sizes.get("head_dim", hidden // heads),
-        intermediate=0 if experts else sizes.get("intermediate", inner),
-        vocabulary=sizes.get("vocabulary", 51200),
-        sequence=sizes.get("sequence", 2048),
-        gated=gated,
-        tied=not gated,
-        experts=experts,
-        experts_per_token=sizes.get("experts_per_token", 2 if experts else 0),
-        expert_intermediate=sizes.get("expert_intermediate", inner) if experts else 0,
-        window=sizes.get("window", 0),
-        windowed=sizes["layers"] if "window" in sizes else 0,
-    )
+    return made(name, gated=family == "llama", **sizes)
 
 
 def _sizes(name: str, text: str) -> dict[str, int]:

@@ -159,6 +159,7 @@ def _what_if(answer: Answered) -> m.ReportSection:
         ],
     }
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    tokens = min(max(answer.tokens or 1e12, 10e9), 20000e9)  # within the slider's range
     sliders = Markup("").join(
         Markup(
             '<label class="slider">{title} <input type="range" id="x-{id}" min="{low}" '
@@ -169,7 +170,7 @@ def _what_if(answer: Answered) -> m.ReportSection:
             ("links inside a node, x", "fabric", 0.25, 4, 0.05, 1),
             ("network between nodes, x", "network", 0.25, 4, 0.05, 1),
             ("price of a device-hour", "price", 0, 10, 0.1, answer.price or 2),
-            ("tokens of the run, 1e9", "tokens", 10, 20000, 10, round(_tokens(answer) / 1e9)),
+            ("tokens of the run, 1e9", "tokens", 10, 20000, 10, round(tokens / 1e9)),
         )
     )
     table = Markup(
@@ -189,11 +190,6 @@ def _what_if(answer: Answered) -> m.ReportSection:
         m.Figure("raw", sliders + box.format(table) + held),
         on="page",
     )
-
-
-def _tokens(answer: Answered) -> float:
-    """Return the tokens of the run within the slider's range; 1e12 if none were given."""
-    return min(max(answer.tokens or 1e12, 10e9), 20000e9)
 
 
 def _script() -> dict[str, object]:
@@ -258,25 +254,12 @@ def plan_document(answer: Answered) -> dict[str, object]:
         "fitting": found.fitting,
         "room_bytes": room_bytes(asked.cluster),
         "fits": found.fitting > 0,
-        "front": [_plan(one) for one in found.front],
+        "front": [
+            {"words": one.layout.words(), "binds": one.binds, **asdict(one)} for one in found.front
+        ],
         "cost": asdict(answer.cost) if answer.cost else None,
         "command": torchrun(asked, found.best),
         "measured": False,
-    }
-
-
-def _plan(one: LayoutPlan) -> dict[str, object]:
-    return {
-        "words": one.layout.words(),
-        "layout": asdict(one.layout),
-        "micro_batches": one.micro_batches,
-        "step_s": one.step_s,
-        "tokens_per_s": one.tokens_per_s,
-        "mfu": one.mfu,
-        "memory_bytes": one.memory_bytes,
-        "binds": one.binds,
-        "time_s": one.time_s,
-        "memory_by_part": one.memory_by_part,
     }
 
 

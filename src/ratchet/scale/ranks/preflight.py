@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -19,10 +20,8 @@ import torch.distributed as dist
 
 from ratchet.base.errors import RanksError
 from ratchet.base.show import model as m
-from ratchet.base.show.words import (
-    show_bandwidth,
-    show_flops,
-)
+from ratchet.base.show.words import show_bandwidth, show_flops
+from ratchet.train.workloads.parallel.meshes import rank_device
 
 GEMM_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 COPY_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
@@ -64,7 +63,7 @@ def preflight(device: str, *, time_limit_s: float = 60.0) -> Preflight | None:
     Raises RanksError if the ranks do not meet, or if one stops answering, within the limit.
     """
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    where = _device(device)
+    where = rank_device(device)
     if world == 1:
         return _answer([_own(rank, where)], {})
     limit = datetime.timedelta(seconds=time_limit_s)
@@ -84,28 +83,17 @@ def preflight(device: str, *, time_limit_s: float = 60.0) -> Preflight | None:
             dist.destroy_process_group()
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda":
-        local = int(os.environ.get("LOCAL_RANK", "0"))
-        if local >= torch.cuda.device_count():
-            raise RanksError(
-                f"local rank {local} has no device of its own among {torch.cuda.device_count()}: "
-                "start fewer ranks a node"
-            )
-        torch.cuda.set_device(local)
-        return torch.device("cuda", local)
-    return torch.device("cpu")
-
-
 def _together(
     rank: int, world: int, where: torch.device, side: dist.ProcessGroup | None
 ) -> Preflight | None:
-    own = _own(rank, where)
-    own = _with(own, clock_skew_s=_skew(rank, world, side))
+    own = replace(_own(rank, where), clock_skew_s=_skew(rank, world, side))
     message = torch.empty(MESSAGE_BYTES[where.type] // 4, device=where)
     dist.barrier(group=side)
-    own = _with(own, ring_bytes_per_s=_ring(message, rank, world, where))
-    own = _with(own, all_to_all_bytes_per_s=_all_to_all(message, world, where))
+    own = replace(
+        own,
+        ring_bytes_per_s=_ring(message, rank, world, where),
+        all_to_all_bytes_per_s=_all_to_all(message, world, where),
+    )
     pairs = {
         f"{a}-{b}": bandwidth
         for a, b in _pairs(world)
@@ -122,13 +110,7 @@ def _together(
     )
 
 
-def _with(check: RankCheck, **changes: float) -> RankCheck:
-    return RankCheck(**(asdict(check) | changes))
-
-
 def _own(rank: int, where: torch.device) -> RankCheck:
-    import platform
-
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else platform.machine()
     return RankCheck(
         rank=rank,
@@ -148,18 +130,14 @@ def _own(rank: int, where: torch.device) -> RankCheck:
     )
 
 
-def _settle(where: torch.device) -> None:
-    if where.type == "cuda":
-        torch.cuda.synchronize(where)
-
-
 def _best_s(run: Callable[[], object], where: torch.device) -> float:
     """Return the shortest of some runs after one that warms up."""
     times_s = []
     for _ in range(REPEATS + 1):
         start_s = time.perf_counter()
         run()
-        _settle(where)
+        if where.type == "cuda":
+            torch.cuda.synchronize(where)
         times_s.append(time.perf_counter() - start_s)
     return min(times_s[1:])
 

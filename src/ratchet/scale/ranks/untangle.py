@@ -7,6 +7,7 @@ import itertools
 import json
 import pickle
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,6 @@ class CollectiveCall:
     sequence: int  # Its number among the group's collectives, or among its sends and receives
     is_p2p: bool
     inputs: tuple[tuple[int, ...], ...]
-    outputs: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     state: str  # scheduled, started or completed
     retired: bool
@@ -56,8 +56,6 @@ class CollectiveCall:
 class DumpedGroup:
     """A process group as one rank knew it."""
 
-    name: str
-    described: str
     ranks: tuple[int, ...]  # Its ranks; empty if the dump does not say
     calls: tuple[CollectiveCall, ...]
 
@@ -154,7 +152,7 @@ def _document(path: Path, raw: bytes) -> Json:
         pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, TypeError,
         AttributeError, MemoryError, RecursionError,
     ) as error:  # fmt: skip
-        short = " and may be cut short" if isinstance(error, EOFError) or len(raw) else ""
+        short = " and may be cut short" if raw else ""
         said = " ".join(str(error).split())[:120] or type(error).__name__
         raise RanksError(f"{path} is no flight-recorder dump{short} ({said})") from error
 
@@ -162,19 +160,12 @@ def _document(path: Path, raw: bytes) -> Json:
 def _groups(document: dict[str, Json]) -> dict[str, DumpedGroup]:
     configured, statuses = document.get("pg_config") or {}, document.get("pg_status") or {}
     calls: dict[str, list[CollectiveCall]] = {}
-    described: dict[str, str] = {}
     for entry in document.get("entries", []):
-        name, told = (*map(str, entry.get("process_group") or ("0", "")), "")[:2]
-        described[name] = told
+        name = str((entry.get("process_group") or ("0",))[0])
         done = statuses.get(str(entry.get("pg_id", name))) or statuses.get(name) or {}
         calls.setdefault(name, []).append(_call(entry, done.get("last_completed_collective", -1)))
     return {
-        name: DumpedGroup(
-            name=name,
-            described=described[name],
-            ranks=_ranks(configured, name, len(calls)),
-            calls=tuple(found),
-        )
+        name: DumpedGroup(ranks=_ranks(configured, name, len(calls)), calls=tuple(found))
         for name, found in calls.items()
     }
 
@@ -198,18 +189,13 @@ def _call(entry: dict[str, Json], last_completed: int) -> CollectiveCall:
         operation=named.partition(":")[2] or named,
         sequence=sequence,
         is_p2p=is_p2p,
-        inputs=_sizes(entry.get("input_sizes")),
-        outputs=_sizes(entry.get("output_sizes")),
+        inputs=tuple(tuple(map(int, sizes)) for sizes in entry.get("input_sizes") or ()),
         dtypes=tuple(map(str, entry.get("input_dtypes") or ())),
         state=str(entry.get("state", "")),
         retired=bool(entry.get("retired", False)) or (not is_p2p and sequence <= last_completed),
         created_ns=int(entry.get("time_created_ns") or 0),
         stack=_stack(entry.get("frames") or ()),
     )
-
-
-def _sizes(listed: Json) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(int(one) for one in sizes) for sizes in listed or ())
 
 
 def _stack(frames: Sequence[dict[str, Json]]) -> tuple[str, ...]:
@@ -247,7 +233,7 @@ def _check_one_run(dumps: Sequence[Dump]) -> None:
         raise RanksError("the dumps lie more than a day apart: give dumps of one run")
 
 
-Kind = Literal["operation", "order", "dtype", "shape", "size", "missing", "unfinished", "p2p"]
+Kind = Literal["operation", "order", "dtype", "shape", "missing", "unfinished", "p2p"]
 SAME_SIZES: Final = (
     "all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "allgather", "reduce_scatter",
     "_all_gather_base", "_reduce_scatter_base", "barrier",
@@ -282,7 +268,7 @@ class Untangled:
 def untangle(dumps: Sequence[Dump], faults: Sequence[str] = ()) -> Untangled:
     """Return the first disagreement of each group."""
     names = sorted({name for dump in dumps for name in dump.groups})
-    found = [one for name in names for one in _of_group(dumps, name)]
+    found = [one for name in names if (one := _of_group(dumps, name))]
     known = {rank for dump in dumps for group in dump.groups.values() for rank in group.ranks}
     here = tuple(dump.rank for dump in dumps)
     return Untangled(
@@ -294,7 +280,7 @@ def untangle(dumps: Sequence[Dump], faults: Sequence[str] = ()) -> Untangled:
     )
 
 
-def _of_group(dumps: Sequence[Dump], name: str) -> list[Disagreement]:
+def _of_group(dumps: Sequence[Dump], name: str) -> Disagreement | None:
     calls = {
         dump.rank: {call.sequence: call for call in dump.groups[name].calls if not call.is_p2p}
         for dump in dumps
@@ -304,8 +290,7 @@ def _of_group(dumps: Sequence[Dump], name: str) -> list[Disagreement]:
     for dump in dumps:  # a member that never called anything in this group
         if dump.rank in members and dump.rank not in calls:
             calls[dump.rank] = {}
-    found = _first_collective(name, {rank: own for rank, own in calls.items()})
-    return [found] if found else _first_p2p(dumps, name)
+    return _first_collective(name, calls) or _first_p2p(dumps, name)
 
 
 def _first_collective(
@@ -321,11 +306,9 @@ def _first_collective(
         made = {rank: own[sequence] for rank, own in calls.items() if sequence in own}
         if not made:
             continue
-        differing = _differing(name, sequence, made, calls)
-        if differing:
+        if differing := _differing(name, sequence, made, calls):
             return differing
-        absent = sorted(set(calls) - set(made))
-        if absent:
+        if absent := sorted(set(calls) - set(made)):
             return _absent(name, sequence, made, absent, calls)
     return _unfinished(name, calls)
 
@@ -428,38 +411,35 @@ def _unfinished(name: str, calls: dict[int, dict[int, CollectiveCall]]) -> Disag
     return None
 
 
-def _first_p2p(dumps: Sequence[Dump], name: str) -> list[Disagreement]:
+def _first_p2p(dumps: Sequence[Dump], name: str) -> Disagreement | None:
     """Return the first pair of ranks whose sends and receives do not match."""
-    sent: dict[tuple[int, int], list[tuple[int, CollectiveCall]]] = {}
-    received: dict[tuple[int, int], list[tuple[int, CollectiveCall]]] = {}
+    sent: defaultdict[tuple[int, int], list[tuple[int, CollectiveCall]]] = defaultdict(list)
+    received = sent.copy()
     for dump in dumps:
         group = dump.groups.get(name)
         for call in group.calls if group else ():
             ends = _ends(call) if call.is_p2p else None
             if ends:
-                (sent if call.operation.startswith("send") else received).setdefault(
-                    ends, []
-                ).append((dump.rank, call))
+                side = sent if call.operation.startswith("send") else received
+                side[ends].append((dump.rank, call))
     here = {dump.rank for dump in dumps}
     for pair in sorted(sent.keys() | received.keys()):
-        outs, ins = sent.get(pair, []), received.get(pair, [])
+        outs, ins = sent[pair], received[pair]
         if len(outs) == len(ins) or not set(pair) <= here:
             continue
         more, fewer = (outs, ins) if len(outs) > len(ins) else (ins, outs)
         rank, call = more[len(fewer)]
         other = "received" if more is outs else "sent"
-        return [
-            Disagreement(
-                kind="p2p",
-                group=name,
-                sequence=call.sequence,
-                said=f"rank {rank} called {call.operation} at {call.where} "
-                f"{len(more)} times, and the other end {other} {len(fewer)} times",
-                remedy="match every send with a receive",
-                stacks={rank: call.stack},
-            )
-        ]
-    return []
+        return Disagreement(
+            kind="p2p",
+            group=name,
+            sequence=call.sequence,
+            said=f"rank {rank} called {call.operation} at {call.where} "
+            f"{len(more)} times, and the other end {other} {len(fewer)} times",
+            remedy="match every send with a receive",
+            stacks={rank: call.stack},
+        )
+    return None
 
 
 def _ends(call: CollectiveCall) -> tuple[int, int] | None:
