@@ -137,18 +137,17 @@ def _with_products(cluster: PlannedCluster, reports: Iterable[Report]) -> Planne
     measured = [one for report in reports for one in products_of(report)]
     products, by_inner = dict(cluster.products), cluster.by_inner
     for precision in DTYPES:
-        own = [one for one in measured if one.precision == precision and precision in products]
+        known = [one for one in measured if one.precision == precision and precision in products]
         classes: dict[int, list[tuple[float, float]]] = {}
-        for one in own:
+        for one in known:
             if (rate := implied_rate(cluster, one)) is not None:
                 octave = round(math.log2(one.inner))
                 classes.setdefault(octave, []).append((rate, one.total_s))
         if not classes:
             continue
         rates = {
-            octave: sum(rate * time_s for rate, time_s in found)
-            / sum(time_s for _, time_s in found)
-            for octave, found in sorted(classes.items())
+            octave: statistics.fmean([rate for rate, _ in own], [time_s for _, time_s in own])
+            for octave, own in sorted(classes.items())
         }
         best = max(rates.values())
         if precision == "bf16":  # fp8's products keep bf16's shares
@@ -321,9 +320,7 @@ def _cluster_of(
         device=here.model,
         local=max(least.world, most.world),
         nodes=1,
-        products={
-            "bf16": Rate(per_s=flops, source="measured")
-        },  # those of the step, which is in fp32
+        products={"bf16": Rate(per_s=flops, source="measured")},  # of the step, in fp32
         peak={"bf16": flops},
         memory_bytes=float(here.memory_bytes),
         memory=Rate(per_s=2 * link, source="measured"),
