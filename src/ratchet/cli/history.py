@@ -135,15 +135,16 @@ def export(
     """Write results of the ledger to a file."""
     from ratchet.base.ledger import Ledger
     from ratchet.base.ledger.books import ObservationBook
-    from ratchet.guard.history import check_matched, compiled, key_of
+    from ratchet.guard.history import check_matched, compiled
+    from ratchet.guard.history.csv_file import series_of
     from ratchet.guard.history.formats import write_results
     from ratchet.guard.history.show import export_document, left_out_words
 
     pattern = compiled(only)
     with Ledger.open(ledger) as opened:
         rows = ObservationBook(opened).observations()
-    kept = [one for one in rows if pattern.search(key_of(one))]
-    check_matched(only, kept, sorted({key_of(one) for one in rows}))
+    kept = [one for one in rows if pattern.search(series_of(one))]
+    check_matched(only, kept, sorted({series_of(one) for one in rows}))
     found = write_results(path, kept, format)
     words = f"{found.results} results in {path}{left_out_words(found)}"
     _say(export_document(found, str(path)), words, as_json)

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 import torch
 
-from ratchet.guard.sweep import SweepResult, trial
-from ratchet.guard.sweep.row import ArmRun, SweepRequest, TypeRow
+from ratchet.guard.sweep import ArmRun, SweepRequest, SweepResult, TypeRow, trial
 from ratchet.train.graph.scope import InstallReport
 from ratchet.train.workloads.hf_config import HEADS
 

@@ -11,8 +11,15 @@ import pytest
 from ratchet.base.errors import GuardError
 from ratchet.cli import main
 from ratchet.guard import sweep as model_types
-from ratchet.guard.sweep import LEAST_SHARE, REPRODUCTIONS, ROWS, SweepSettings, sweep
-from ratchet.guard.sweep.row import ArmRun, TypeRow
+from ratchet.guard.sweep import (
+    LEAST_SHARE,
+    REPRODUCTIONS,
+    ROWS,
+    ArmRun,
+    SweepSettings,
+    TypeRow,
+    sweep,
+)
 from ratchet.train.workloads.hf_config import trained_types
 
 SAMPLE = "qwen3"

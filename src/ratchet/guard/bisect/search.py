@@ -129,13 +129,9 @@ class CommitSearch:
         count = len(self._pairs)
         if count < 2:
             return
-        commits, against = (
-            np.asarray([getattr(one, name) for one in self._pairs], dtype=np.int64)
-            for name in ("commit", "against")
-        )
-        value, reference = (
+        commits, against, value, reference = (
             np.asarray([getattr(one, name) for one in self._pairs])
-            for name in ("value", "reference")
+            for name in ("commit", "against", "value", "reference")
         )
         # First bad commits between the same two measured ones predict the same: one column each.
         measured = np.unique(np.concatenate([commits, against]))

@@ -170,7 +170,7 @@ def _count(side: CommandSide) -> int:
         return sum(int(found[-1]) for text in texts if (found := TOTALS.findall(text)))
 
 
-SHORT_ID = 12
+SHORT_ID = 12  # Digits of a turn's identity that are enough to name it
 LONG_TITLE = 72
 METRICS = (
     m.Column(
@@ -198,8 +198,14 @@ WHERE = (
 
 def comparison_report(outcome: CompareOutcome) -> m.ResultReport:
     """Describe the answer, each metric, and what to do next."""
-    answers = outcome.answers
-    again = f"raw samples in the ledger; next: ratchet repro {short(outcome.turn or '')}"
+    answers, timed = outcome.answers, ""
+    if answers:
+        first = answers[0]
+        timed = (
+            f"{first.pairs} pairs in {first.launches} launches, {show_time(outcome.spent_s)}; "
+            f"intervals of {first.confidence:.1%}. Above 1, B is better."
+        )
+    again = f"raw samples in the ledger; next: ratchet repro {(outcome.turn or '')[:SHORT_ID]}"
     return m.ResultReport(
         headline=headline(outcome),
         header=m.blocks(
@@ -207,27 +213,12 @@ def comparison_report(outcome: CompareOutcome) -> m.ResultReport:
             f"B (new):      {_title(outcome.titles[1])}",
         ),
         sections=m.blocks(
-            m.section("Metrics", m.ResultTable(METRICS, answers), _timed(outcome))
-            if answers
-            else None,
+            m.section("Metrics", m.ResultTable(METRICS, answers), timed) if answers else None,
             *notes(outcome),
             _traces(outcome.details.get("traces")),
             m.Lines([again], indent=0) if outcome.turn else None,
         ),
     )
-
-
-def _timed(outcome: CompareOutcome) -> str:
-    first = outcome.answers[0]
-    return (
-        f"{first.pairs} pairs in {first.launches} launches, {show_time(outcome.spent_s)}; "
-        f"intervals of {first.confidence:.1%}. Above 1, B is better."
-    )
-
-
-def short(turn: str) -> str:
-    """Return the part of an identity that is enough to name it."""
-    return turn[:SHORT_ID]
 
 
 def headline(outcome: CompareOutcome) -> str:

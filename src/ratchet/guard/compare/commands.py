@@ -26,7 +26,6 @@ from ratchet.base.measure.metrics import (
 from ratchet.guard.command import NUMBER, FinishedRun, run_words
 
 NAMED = re.compile(rf"([A-Za-z_][\w./%-]*)\s*[=:]\s*({NUMBER})(?![\w.])")
-BARE = re.compile(NUMBER)
 SHOWN = 120
 ONLY = "value"  # Name of the metric of a command that prints one number without a name
 
@@ -60,7 +59,8 @@ class CommandArm:
     def run(self, iterations: int) -> Timing:
         self.last = run_command(self._side, printed=self._printed, limit_s=self.limit_s)
         if self._printed:
-            self.printed = read_metrics(_last_line(self.last.out), self._side.shown)
+            last_line = self.last.out.strip().rpartition("\n")[2].strip()[-2000:]
+            self.printed = read_metrics(last_line, self._side.shown)
         return Timing(wall_time_s=self.last.time_s, cpu_time_s=self.last.cpu_time_s)
 
 
@@ -104,7 +104,13 @@ class CommandContest:
                 arm.run(1)
                 arm.limit_s = max(1.0, limit_s - (time.monotonic() - began_s))
                 self._check(arm)
-            self._check_named()
+            printed = self._names or {}
+            for name in self._higher:
+                if name not in printed:
+                    raise GuardError(
+                        f"--higher {name!r} is no metric that the commands print: they print "
+                        f"{', '.join(printed)}"
+                    )
         yield arms
 
     def iterations(self) -> Mapping[str, int]:
@@ -128,16 +134,6 @@ class CommandContest:
                 readings.add(PEAK_MEMORY.name, *key, ran.peak_memory_bytes)
             for name, value in arm.printed.items():
                 readings.add(name, *key, value)
-
-    def _check_named(self) -> None:
-        """Raise GuardError if --higher names a metric that the commands do not print."""
-        printed = self._names or {}
-        for name in self._higher:
-            if name not in printed:
-                raise GuardError(
-                    f"--higher {name!r} is no metric that the commands print: they print "
-                    f"{', '.join(printed)}"
-                )
 
     def _check(self, arm: CommandArm) -> None:
         """Raise GuardError if a run printed other metrics than the first run of all."""
@@ -171,7 +167,7 @@ def read_metrics(line: str, shown: str) -> dict[str, float]:
         found = {name: float(value) for name, value in NAMED.findall(line)}
     if not found:
         words = line.replace(",", " ").split()
-        if words and all(BARE.fullmatch(word) for word in words):
+        if words and all(re.fullmatch(NUMBER, word) for word in words):
             names = [ONLY] if len(words) == 1 else [f"{ONLY}{at + 1}" for at in range(len(words))]
             found = dict(zip(names, map(float, words), strict=True))
     if not found:
@@ -197,8 +193,3 @@ def _json_metrics(line: str) -> dict[str, float]:
         for name, one in value.items()
         if isinstance(one, int | float) and not isinstance(one, bool)
     }
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1].strip()[-2000:] if lines else ""

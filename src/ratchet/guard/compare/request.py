@@ -288,6 +288,7 @@ def _workload_sides(
     request: CompareRequest, places: tuple[_Place, _Place]
 ) -> tuple[WorkloadSide, WorkloadSide]:
     from ratchet.guard.compare.workloads import WorkloadSide  # imports numpy
+    from ratchet.train.recipe import Recipe
 
     names = (request.workloads * 2)[:2]
     modes = [parse_mode(text) for text in request.modes]
@@ -302,7 +303,9 @@ def _workload_sides(
             request.text,
             mode.device or request.device,
         )
-        environment = {**place.environment, **_recipe_environment(mode)}
+        environment = dict(place.environment)
+        if mode.recipe is not None:
+            environment |= Recipe.load(mode.recipe).config.variables()
         sides.append(
             WorkloadSide(
                 title=_title(name, mode, place, request),
@@ -339,11 +342,3 @@ def _in_place(name: str, place: _Place, request: CompareRequest, revision: str |
         return name
     below = path.absolute().relative_to(request.folder.absolute())
     return f"{place.folder / below}:{function}"
-
-
-def _recipe_environment(mode: Mode) -> dict[str, str]:
-    if mode.recipe is None:
-        return {}
-    from ratchet.train.recipe import Recipe
-
-    return Recipe.load(mode.recipe).config.variables()

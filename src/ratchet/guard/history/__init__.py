@@ -24,6 +24,7 @@ from ratchet.guard.history.segments import LEAST_SEGMENT, ChangePoint, change_po
 class HistorySeries:
     """One metric of one benchmark on one machine, by the time of its commits."""
 
+    key: str  # Its name in a ledger
     benchmark: str
     metric: str
     unit: str
@@ -37,15 +38,6 @@ class HistorySeries:
     environments: tuple[str, ...]
     left_out: int  # Values that are no finite number
 
-    @property
-    def key(self) -> str:
-        return key_of(self)
-
-
-def key_of(one: Observation | HistorySeries) -> str:
-    """Return what names the series of a figure in a ledger."""
-    return f"{one.benchmark} | {one.metric} | {one.device}"
-
 
 def gather(observations: Iterable[Observation]) -> list[HistorySeries]:
     """Group observations, which are in the order of their commits, into series by name.
@@ -53,10 +45,10 @@ def gather(observations: Iterable[Observation]) -> list[HistorySeries]:
     Raises:
         HistoryError: a series changes its unit or direction.
     """
-    groups: dict[tuple[str, str, str], list[Observation]] = {}
+    groups: dict[str, list[Observation]] = {}
     for one in observations:
         groups.setdefault(series_of(one), []).append(one)
-    return [_series(rows) for _, rows in sorted(groups.items())]
+    return [_series(key, rows) for key, rows in sorted(groups.items())]
 
 
 def compiled(only: str) -> re.Pattern[str]:
@@ -75,7 +67,7 @@ def check_matched(only: str, matched: Sized, every: Sequence[str]) -> None:
         )
 
 
-def _series(rows: Sequence[Observation]) -> HistorySeries:
+def _series(key: str, rows: Sequence[Observation]) -> HistorySeries:
     last = rows[-1]
     for row in rows:
         if (row.unit, row.better) != (last.unit, last.better):
@@ -85,6 +77,7 @@ def _series(rows: Sequence[Observation]) -> HistorySeries:
             )
     kept = [row for row in rows if math.isfinite(row.value)]
     return HistorySeries(
+        key=key,
         benchmark=last.benchmark,
         metric=last.metric,
         unit=last.unit,

@@ -27,9 +27,9 @@ class Exported:
     why: str  # Why something was left out; empty if nothing was
 
 
-def series_of(one: Observation) -> tuple[str, str, str]:
-    """Return what names the series of a figure."""
-    return one.benchmark, one.metric, one.device
+def series_of(one: Observation) -> str:
+    """Return the name of a figure's series."""
+    return f"{one.benchmark} | {one.metric} | {one.device}"
 
 
 def exported(given: Sequence[Observation], kept: Sequence[Observation], why: str) -> Exported:

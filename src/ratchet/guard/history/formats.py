@@ -109,7 +109,7 @@ def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
 
 
 def _results(
-    rows: Sequence[Observation], environment: str, names: Mapping[tuple[str, str, str], str]
+    rows: Sequence[Observation], environment: str, names: Mapping[str, str]
 ) -> dict[str, object]:
     """Return the file of one commit on one machine."""
     time = rows[-1].committed_at
@@ -140,9 +140,9 @@ def _described(name: str, one: Observation) -> dict[str, object]:
     }
 
 
-def _asv_names(rows: Iterable[Observation]) -> dict[tuple[str, str, str], str]:
+def _asv_names(rows: Iterable[Observation]) -> dict[str, str]:
     """Name each series; those of one machine whose names would be one are numbered."""
-    found: dict[tuple[str, str, str], str] = {}
+    found: dict[str, str] = {}
     taken: dict[tuple[str, str], str] = {}
     for one in sorted(rows, key=series_of):
         plain = (one.benchmark, one.metric)
@@ -359,20 +359,19 @@ def read_results(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
     Raises:
         HistoryError: the file is in none of these formats, or holds no figure.
     """
-    found = -1
-    for found, one in enumerate(_figures(path, defaults)):  # noqa: B007 - counted
-        yield one
-    if found < 0:
-        raise HistoryError(f"{path} holds no figure: nothing to read")
-
-
-def _figures(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
     if path.is_dir():
-        return read_asv(path)
-    if why := files.why_not_file(path):
+        found = read_asv(path)
+    elif why := files.why_not_file(path):
         raise HistoryError(f"{path} {why}: give a CSV or JSON file, or an asv results folder")
-    is_json = path.suffix.lower() == ".json"
-    return read_google(path, defaults) if is_json else read_csv(path, defaults)
+    elif path.suffix.lower() == ".json":
+        found = read_google(path, defaults)
+    else:
+        found = read_csv(path, defaults)
+    first = next(found, None)
+    if first is None:
+        raise HistoryError(f"{path} holds no figure: nothing to read")
+    yield first
+    yield from found
 
 
 def write_results(

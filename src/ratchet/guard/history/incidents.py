@@ -96,7 +96,16 @@ def follow(book: ObservationBook, found: Sequence[Incident], keys: Iterable[str]
     known, looked, seen = recorded(book), set(keys), set()
     result = []
     for incident in found:
-        match = next((old for old in known if old.id not in seen and _same(old, incident)), None)
+        among = {one.key: one.among for one in incident.series}
+        match = next(
+            (
+                old
+                for old in known
+                if old.id not in seen
+                and any(old.revision in among.get(one.key, ()) for one in old.series)
+            ),
+            None,
+        )
         current = (
             incident
             if match is None
@@ -114,7 +123,7 @@ def follow(book: ObservationBook, found: Sequence[Incident], keys: Iterable[str]
             current = replace(current, state="went away")
         result.append(current)
     for old in known:
-        if old.id in seen or not set(_keys(old)) <= looked:
+        if old.id in seen or not {one.key for one in old.series} <= looked:
             continue
         if old.state in ("open", "acknowledged"):
             _add(book, old, "went_away")
@@ -158,11 +167,6 @@ def mark(
     return replace(marked, state=_STATES[event])
 
 
-def _same(old: Incident, new: Incident) -> bool:
-    own = {one.key: one for one in new.series}
-    return any(key in own and old.revision in own[key].among for key in _keys(old))
-
-
 def _regressed(one: AnalysedSeries, ranks: dict[str, int]) -> list[RegressedSeries]:
     names, revisions = list(ranks), _revisions(one)
     newest = [level for _, _, level in one.levels()]
@@ -198,10 +202,6 @@ def _named(key: str, revision: str) -> RegressedSeries:
     return RegressedSeries(key=key, shift=nothing, among=(revision,), revision=revision, back=False)
 
 
-def _keys(one: Incident) -> list[str]:
-    return [series.key for series in one.series]
-
-
 def _add(book: ObservationBook, incident: Incident, event: IncidentEventName) -> None:
     book.add_event(
         IncidentEvent(
@@ -209,7 +209,7 @@ def _add(book: ObservationBook, incident: Incident, event: IncidentEventName) ->
             event=event,
             revision=incident.revision,
             at=utc_now(),
-            series=tuple(_keys(incident)),
+            series=tuple(one.key for one in incident.series),
             note=incident.note,
         )
     )

@@ -16,7 +16,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.serialise import encoded
 from ratchet.base.show.model import Lines, ResultReport, blocks, grid
 from ratchet.guard.command import run_process
-from ratchet.guard.compare import short
+from ratchet.guard.compare import SHORT_ID
 from ratchet.guard.compare.workloads import WorkloadSide
 from ratchet.guard.numerics.find import (
     Divergence,
@@ -91,12 +91,14 @@ def write_script(finder: Finder, report: NumericsResult, side: WorkloadSide, fol
     if not saved:
         said = f"no script: {found.kind} or its inputs cannot be pickled"
         return _written(replace(report, warnings=(*report.warnings, said)), folder)
+    needs = " and transformers" if side.workload.startswith("hf:") else " and torch-ratchet"
     if is_user_spec(side.workload):
         source = user_file(side.workload)
         files.copy_whole(source, folder / source.name)
+        needs = ", and what the file beside it imports"
     text = NUMERICS_SCRIPT.format(
         title=headline(report),
-        needs=_needs(side.workload),
+        needs=needs,
         compile_mode=side.changes.get("compile_mode"),
         precision=side.changes.get("precision") or side.options.get("precision") or "fp32",
         baseline=BASELINE,
@@ -125,12 +127,6 @@ def headline(report: NumericsResult) -> str:
     }[found.part]
     kind = f" ({found.kind})" if found.kind else ""
     return f"{found.side} diverges first at {found.module}{kind}: it {what}"
-
-
-def _needs(workload: str) -> str:
-    if is_user_spec(workload):
-        return ", and what the file beside it imports"
-    return " and transformers" if workload.startswith("hf:") else " and torch-ratchet"
 
 
 def _reproduces(folder: Path) -> bool | None:
@@ -191,7 +187,7 @@ def _next(report: NumericsResult) -> list[str]:
         seen = "it reproduces" if report.reproduces else "the module alone does NOT reproduce it"
         lines.append(f"script: {report.folder}/{SCRIPT} ({seen})")
     if report.exit_code and report.turn:
-        lines.append(f"next: ratchet repro {short(report.turn)}")
+        lines.append(f"next: ratchet repro {report.turn[:SHORT_ID]}")
     return lines
 
 

@@ -186,11 +186,6 @@ def naming(model: nn.Module) -> Iterator[list[str]]:
         yield stack
 
 
-def not_finite(recorded: Recorded) -> list[str]:
-    """Return the names of the tensors that hold a NaN or an infinity."""
-    return [name for name, tensor in recorded.items() if not bool(tensor.isfinite().all())]
-
-
 def _named(found: Iterable[tuple[str, Tensor]]) -> Recorded:
     """Number the tensors of a module after its first."""
     named: Recorded = {}
@@ -272,7 +267,9 @@ class NumericsRecorder:
                 gradients = {name: sampled(one) for name, one in step.gradients().items()}
                 parts = {"forward": forward, "backward": backward, "parameters": gradients}
                 for part, recorded in parts.items():
-                    said["not_finite"] += [[part, name] for name in not_finite(recorded)]
+                    said["not_finite"] += [
+                        [part, name] for name, one in recorded.items() if not one.isfinite().all()
+                    ]
                     if index == 0 and part in said:
                         said[part] = list(recorded)
                     save_file(recorded, place / f"{part}-{index}.safetensors")

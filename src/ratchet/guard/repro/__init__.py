@@ -144,10 +144,10 @@ class Reported:
 
     kind: str
     title: str
-    facts: tuple[str, ...]  # Lines of Markdown: what was expected and what happened
+    facts: Sequence[str]  # Lines of Markdown: what was expected and what happened
     texts: Mapping[str, str]
-    needs: tuple[str, ...] = ()  # Lines: what the script needs beside itself
-    copied: tuple[Path, ...] = ()
+    needs: Sequence[str]  # Lines: what the script needs beside itself
+    copied: Sequence[Path] = ()
 
 
 def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None) -> Reproduction:
@@ -186,7 +186,7 @@ def write_finding(found: Reported, out: Path) -> Reproduction:
         title=found.title,
         folder=str(out),
         files=tuple(sorted({*texts, *(path.name for path in found.copied)})),
-        needs=found.needs,
+        needs=tuple(found.needs),
     )
 
 
@@ -241,13 +241,7 @@ def _timed(turn: RecordedTurn, result: Mapping[str, Json]) -> Reported:
         text = RATCHET_SCRIPT.format(words=pinned_words(asked), commits=commits, **where)
     percent = (1 / result["metrics"][0]["ratio"] - 1) if result["metrics"] else 0.0
     title = f"{result['answer']}: {result['new']} against {result['baseline']} ({percent:+.1%})"
-    return Reported(
-        kind="comparison",
-        title=title,
-        facts=tuple(facts),
-        texts={SCRIPT: text},
-        needs=tuple(needs),
-    )
+    return Reported(kind="comparison", title=title, facts=facts, texts={SCRIPT: text}, needs=needs)
 
 
 def quoted(lines: Sequence[str]) -> str:
@@ -286,12 +280,7 @@ def _numerics(result: Mapping[str, Json]) -> Reported:
     needs = ["torch, in the version below"]
     needs += [f"the files beside it: {beside}"] if beside else []
     return Reported(
-        kind="numerics",
-        title=title,
-        facts=tuple(facts),
-        texts=texts,
-        needs=tuple(needs),
-        copied=tuple(copied),
+        kind="numerics", title=title, facts=facts, texts=texts, needs=needs, copied=copied
     )
 
 
@@ -324,13 +313,7 @@ def _judged(book: Ledger, verdict: Mapping[str, Json]) -> Reported:
         *([f"- why: {verdict['reason']}"] if verdict.get("reason") else []),
     ]
     title = f"{kernel['name']} is {verdict['status']} for {problem['name']}"
-    return Reported(
-        kind="verdict",
-        title=title,
-        facts=tuple(facts),
-        texts={SCRIPT: text},
-        needs=tuple(needs),
-    )
+    return Reported(kind="verdict", title=title, facts=facts, texts={SCRIPT: text}, needs=needs)
 
 
 def _issue(found: Reported, environment: list[str]) -> str:

@@ -11,10 +11,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from rich.console import Console
@@ -28,8 +29,68 @@ from ratchet.base.show import model as m
 from ratchet.base.show.terminal import MovingLine
 from ratchet.guard.repro import RATCHET, SCRIPT, Reported, quoted, write_finding
 from ratchet.guard.repro.scripts import SWEEP_SCRIPT
-from ratchet.guard.sweep.row import STATUSES, Status, SweepRequest, TypeRow
 from ratchet.train.workloads.hf_config import trained_types
+
+Status = Literal["works", "falls back", "differs", "fails", "does not train as written"]
+"""`works`: every arm trains to the losses of the step as written, in whole graphs with all levers.
+
+`falls back`: it trains to these losses, and a part of the step runs as torch has it: a graph break,
+a call site that a kernel declined, or a lever that was left out. `differs`: it trains to other
+losses. `fails`: no arm of Ratchet's trains. `does not train as written`: the eager step fails, so
+there is nothing to compare with.
+"""
+TRAINS: tuple[Status, ...] = ("works", "falls back")
+STATUSES: tuple[Status, ...] = (*TRAINS, "differs", "fails", "does not train as written")
+
+
+class ArmRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to run the step, in one process, from the same weights."""
+
+    losses: tuple[float, ...] = ()
+    gradient_error: float | None = None
+    """Norm of the first gradient's difference from its reference, over the reference's norm."""
+    error: str = ""  # The exception's name and first line, if the arm raised
+    time_s: float = 0.0  # Compiling included
+
+
+class TypeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for one model type, with its evidence."""
+
+    type: str
+    status: Status
+    why: str = ""  # The op and the reason, or the error; empty if it works
+    head: str = ""  # The objective, by the name of transformers' auto class
+    model: str = ""  # The class of the model
+    inputs: tuple[str, ...] = ()
+    breaks: int = 0  # Graph breaks of the compiled step
+    break_reasons: tuple[str, ...] = ()
+    installed: dict[str, int] = {}  # Call sites that a kernel took, by pattern
+    declined: dict[str, int] = {}  # Call sites that no kernel took, by `pattern: reason`
+    runs: dict[str, ArmRun] = {}  # By arm: see `ratchet.guard.sweep.trial.ARMS`
+    arm: str = ""
+    """The first arm that does not train, or trains differently; empty if there is none."""
+    doing: str = ""  # The arm in progress when the process ended; empty in a finished row
+    quick: bool = False  # Inductor called ATen for every op, so none of its generated code ran
+    versions: str = ""
+    time_s: float = 0.0
+
+    @property
+    def trains(self) -> bool:
+        """Return True if it trains with Ratchet, with the losses of the step as written."""
+        return self.status in TRAINS
+
+
+class SweepRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the program that tries types."""
+
+    types: tuple[str, ...]
+    device: str
+    budget_s: float | None  # No type is started after this
+    limit_s: float  # For one type
+    memory_bytes: int
+    quick: bool
+    versions: str
+
 
 # Try every model type of transformers, continue where the last run ended, and report the rows.
 
@@ -224,9 +285,7 @@ def _reproduce(row: TypeRow, settings: SweepSettings) -> None:
         arm=row.arm,
         quick=row.quick and row.status != "differs",
     )
-    found = Reported(
-        kind="sweep", title=title, facts=tuple(facts), texts={SCRIPT: text}, needs=needs
-    )
+    found = Reported(kind="sweep", title=title, facts=facts, texts={SCRIPT: text}, needs=needs)
     write_finding(found, settings.out / REPRODUCTIONS / row.type)
 
 
@@ -241,7 +300,12 @@ COLUMNS = (
         lambda row: str(row.breaks) if row.runs.get("kernels") else "",
         on="page",
     ),
-    m.Column("kernels", "installed", lambda counts: _counts(counts), on="page"),
+    m.Column(
+        "kernels",
+        "installed",
+        lambda counts: ", ".join(f"{kernel} {count}" for kernel, count in sorted(counts.items())),
+        on="page",
+    ),
     m.why("why", "why", lambda why: shortened(why)),
 )
 """The columns of a type; the terminal lists the exceptions, with those that say why."""
@@ -303,10 +367,6 @@ def sweep_markdown(result: SweepResult) -> str:
 def shortened(why: str) -> str:
     """Return the beginning of a long reason."""
     return why if len(why) <= LONGEST_WHY else f"{why[: LONGEST_WHY - 3]}..."
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{kernel} {count}" for kernel, count in sorted(counts.items()))
 
 
 def _cells(row: TypeRow) -> list[str]:

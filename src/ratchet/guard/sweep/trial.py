@@ -36,7 +36,7 @@ from torch._inductor import config as inductor
 
 from ratchet.base.errors import told
 from ratchet.base.process import families
-from ratchet.guard.sweep.row import ArmRun, Status, SweepRequest, TypeRow
+from ratchet.guard.sweep import ArmRun, Status, SweepRequest, TypeRow
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.steps.numerics import ERROR_FACTOR, NOISE_ERROR, NOISE_FACTOR
 from ratchet.train.graph.scope import InstallReport
@@ -131,7 +131,10 @@ class _Trial:
             differing += self._in_bf16(left_out)
         if differing:
             return self._told_apart(differing)
-        parts = [*left_out, *self._eager_parts()]
+        # What of the step ran as torch has it: graph breaks and declined call sites.
+        row = self._row
+        breaks = [f"{row.breaks} graph breaks: {row.break_reasons[0]}"] if row.breaks else []
+        parts = [*left_out, *breaks, *row.declined]
         return self._done("falls back" if parts else "works", parts)
 
     def _in_bf16(self, left_out: list[str]) -> list[str]:
@@ -253,26 +256,16 @@ class _Trial:
         if "compile" not in self._runs and not self._failure("compile"):
             alone = self._differences("compile")
             differing.append(f"torch.compile alone {'differs too' if alone else 'does not'}")
-            if alone and self._agrees(EAGER):
+            if alone and not self._failure(EAGER) and not self._differences(EAGER):
                 return self._done("falls back", [*differing, "the step stays eager"])
         return self._done("differs", differing)
 
-    def _agrees(self, arm: str) -> bool:
-        return not self._failure(arm) and not self._differences(arm)
-
-    def _eager_parts(self) -> list[str]:
-        """Return what of the step ran as torch has it: graph breaks and declined call sites."""
-        row = self._row
-        parts = [f"{row.breaks} graph breaks: {row.break_reasons[0]}"] if row.breaks else []
-        return parts + list(row.declined)
-
-    def _so_far(self, *, doing: str) -> TypeRow:
+    def _so_far(self, **more: object) -> TypeRow:
         spent_s = time.monotonic() - self._began_s
-        return msgspec.structs.replace(self._row, runs=self._runs, doing=doing, time_s=spent_s)
+        return msgspec.structs.replace(self._row, runs=self._runs, time_s=spent_s, **more)
 
     def _done(self, status: Status, parts: list[str]) -> TypeRow:
-        row = msgspec.structs.replace(self._so_far(doing=""), status=status)
-        return msgspec.structs.replace(row, why="; ".join(parts))
+        return self._so_far(status=status, why="; ".join(parts))
 
 
 def _reference(arm: str) -> str:

@@ -8,7 +8,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -151,7 +151,8 @@ class BenchmarkResult:
 
     def as_json(self) -> dict[str, object]:
         worse, low, high = self.worse
-        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "ratio"}
+        own = asdict(self)
+        del own["ratio"]
         return {**own, "worse": worse, "low": low, "high": high}
 
 
@@ -174,8 +175,8 @@ class WatchResult:
         return bad and not self.advisory
 
     def as_json(self) -> dict[str, object]:
-        own = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**own, "results": [one.as_json() for one in self.results], "red": self.red}
+        results = [one.as_json() for one in self.results]
+        return {**asdict(self), "results": results, "red": self.red}
 
 
 LEAST_HISTORY = 5  # Results of the newest level that a history needs to be a baseline
@@ -315,7 +316,12 @@ def _predicted(
 ) -> BenchmarkResult:
     """Compare with what a history of one level says of its next result."""
     here = [series for series in history if series.device == device]
-    level = _newest_level(here[0]) if here else []
+    level = []
+    if here:  # the positive values since the last shift or new environment
+        analysed = analyse_one(here[0])
+        starts = [shift.index for shift in analysed.shifts] + list(analysed.new_environments)
+        values = here[0].values[max(starts, default=0) :]
+        level = [float(value) for value in values if value > 0]
     value = float(np.median(head))
     if len(level) < LEAST_HISTORY:
         said = (
@@ -368,14 +374,6 @@ def _answered(
         ratio=Ratio(ratio=middle, low=low, high=high, confidence=suite.confidence),
         runs=len(head),
     )
-
-
-def _newest_level(series: HistorySeries) -> list[float]:
-    """Return the positive values since the last shift or new environment."""
-    analysed = analyse_one(series)
-    starts = [shift.index for shift in analysed.shifts] + list(analysed.new_environments)
-    values = series.values[max(starts, default=0) :]
-    return [float(value) for value in values if value > 0]
 
 
 def _result(one: Benchmark, answer: WatchAnswer, why: str, **more: Any) -> BenchmarkResult:
