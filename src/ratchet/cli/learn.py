@@ -472,26 +472,30 @@ def loop(
     from ratchet.base.show.terminal import BudgetLine
     from ratchet.cli.write import _command
     from ratchet.judge.court.court import check_ledger, open_court
-    from ratchet.write.learn.loop import Loop, LoopOptions
+    from ratchet.write.learn.loop import Loop
     from ratchet.write.learn.show import learn_report
 
     check_ledger(machines, ledger)
-    options = LoopOptions(
-        rounds=rounds,
-        budget_s=budget_s,
-        train=train,
-        unseen=held,
-        texts=tuple(text or ()),
-        datasets=tuple(dataset or ()),
-        command=_command(),
-    )
     with open_court(ledger, machines) as court, BudgetLine(budget_s) as progress:
 
         def follow(report: LearnReport, words: str) -> None:
             progress.spend(words)
             refresh_page(report, out)
 
-        result = Loop(config=config, options=options, court=court, out=out, show=follow).run()
+        loop = Loop(
+            config=config,
+            court=court,
+            out=out,
+            show=follow,
+            rounds=rounds,
+            budget_s=budget_s,
+            train=train,
+            unseen=held,
+            texts=tuple(text or ()),
+            datasets=tuple(dataset or ()),
+            command=_command(),
+        )
+        result = loop.run()
     paths = write_report(result, out)
     show(
         as_json,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, Protocol
 
@@ -105,6 +106,19 @@ class Answer(Proposal):
 
 def _words_of(proposal: Proposal) -> dict[str, Any]:
     return {one.name: getattr(proposal, one.name) for one in fields(Proposal)}
+
+
+def ancestry(answers: Sequence[Answer], kernel_hash: str) -> list[Answer]:
+    """Return a kernel and its ancestors, nearest first, each with its newest answer."""
+    newest = {one.kernel_hash: one for one in answers}
+    found: dict[str, Answer] = {}
+    waiting = [kernel_hash]
+    while waiting:
+        one = waiting.pop(0)
+        if one not in found and one in newest:
+            found[one] = newest[one]
+            waiting += newest[one].parents
+    return list(found.values())
 
 
 @dataclass(slots=True)

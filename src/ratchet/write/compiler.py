@@ -19,9 +19,8 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import built_in_kernel, with_modules
 from ratchet.judge.problems.card import ANSWER
 from ratchet.judge.problems.problem import Problem, reference_text
-from ratchet.write.author import Progress, Proposal, Schedule
+from ratchet.write.author import COMPILER, Progress, Proposal, Schedule
 
-NAME: Final = "compiler"
 Option = bool | int | str
 Backend = Literal["cpp", "triton", "rocm"]
 """Inductor's output: C++ on a CPU, Triton on NVIDIA (`triton`) and on AMD (`rocm`)."""
@@ -156,13 +155,11 @@ class CompilerAuthor:
     at run time, so nobody can say whose work it is, and library calls are left in it.
     """
 
+    name = COMPILER
+
     def __init__(self, backend: Backend = "cpp") -> None:
         self._backend = backend
         self._proposed: set[str] = set()
-
-    @property
-    def name(self) -> str:
-        return NAME
 
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
         """Return up to `count` proposals that have not been made or answered before."""
@@ -180,7 +177,7 @@ class CompilerAuthor:
                 continue
             self._proposed.add(key)
             proposals.append(
-                Proposal(kernel=kernel, author=NAME, note=one.why, schedule=one.schedule)
+                Proposal(kernel=kernel, author=COMPILER, note=one.why, schedule=one.schedule)
             )
         return proposals
 
@@ -208,7 +205,7 @@ def _combined(progress: Progress, backend: Backend) -> Iterable[OptionSet]:
     sets = {one.schedule: one for one in SETS[backend]}
     ratios: dict[Schedule, float] = {}
     for answer in progress.answers:
-        if answer.author == NAME and answer.ratio is not None:
+        if answer.author == COMPILER and answer.ratio is not None:
             ratios[answer.schedule] = answer.ratio
     least = ratios.get((), 0.0)
     better = sorted(
@@ -233,11 +230,13 @@ def compiled_kernel(problem: Problem, options: Mapping[str, Option]) -> Kernel:
     shown = "{" + ", ".join(f"{name!r}: {value!r}" for name, value in options.items()) + "}"
     if problem.model is not None:
         source = problem.text + _PREAMBLE + _MODEL.replace("{options}", shown)
-        return Kernel(name=NAME, language="torch", source=source, entry=ANSWER)
+        return Kernel(name=COMPILER, language="torch", source=source, entry=ANSWER)
     source = with_modules(problem.text or reference_text(problem.reference))
     function = problem.reference.rpartition(":")[2]
     ending = _FUNCTION.replace("{function}", function).replace("{options}", shown)
-    return Kernel(name=NAME, language="torch", source=source + _PREAMBLE + ending, entry="_answer")
+    return Kernel(
+        name=COMPILER, language="torch", source=source + _PREAMBLE + ending, entry="_answer"
+    )
 
 
 _PREAMBLE = """

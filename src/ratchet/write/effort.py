@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.base.devices.ceilings import Ceilings
+from ratchet.judge.abi import ITEM_BYTES
 from ratchet.judge.problems.problem import Case, Problem
 
 # Successive halving. Every screening of a kernel is a few more pairs, in processes of its own. As
@@ -123,15 +124,6 @@ def kept_s(budget_s: float, *, against_compile: bool = False) -> float:
 # judge's own floor (`judge.speed.floor_time_s`) is a quarter of it, since it must never blame a
 # kernel.
 
-BYTES: Final = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-}
-"""Bytes of an element; 1 for every other dtype."""
 NEAR: Final = 1.15
 """A kernel that takes at most this many times the floor leaves nothing worth a search."""
 
@@ -150,7 +142,7 @@ def floor_s(problem: Problem, ceilings: Ceilings) -> float | None:
 
 def _floor_s(problem: Problem, case: Case, ceilings: Ceilings) -> float:
     moved = sum(
-        math.prod(spec.shape) * BYTES.get(spec.dtype, 1) * (2 if spec.in_place else 1)
+        math.prod(spec.shape) * ITEM_BYTES[spec.dtype] * (2 if spec.in_place else 1)
         for spec in case.inputs
         if spec.layout != "broadcast"
     )

@@ -12,7 +12,7 @@ import msgspec
 from ratchet.judge.court.court import Court
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel
-from ratchet.write.author import RIGHT, Answer
+from ratchet.write.author import RIGHT, Answer, ancestry
 from ratchet.write.effort import kept_s, planned_verdicts
 from ratchet.write.problem_run import ProblemRun
 from ratchet.write.roster import Roster
@@ -162,18 +162,10 @@ def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, 
 
 def _sources(answers: Sequence[Answer], best: WrittenKernel | None) -> dict[str, str]:
     """Return the sources of the best kernel, its ancestors, and some that were screened best."""
-    proposals = {one.kernel_hash: one for one in answers}
-    kept: dict[str, None] = {}
-    waiting = [best.kernel_hash] if best else []
-    while waiting:
-        one = waiting.pop()
-        if one not in kept and one in proposals:
-            kept[one] = None
-            waiting += proposals[one].parents
+    ancestors = ancestry(answers, best.kernel_hash) if best else []
     right = [one for one in answers if one.status in RIGHT and one.ratio is not None]
-    for answer in sorted(right, key=lambda one: one.ratio or 0.0, reverse=True)[:SHOWN]:
-        kept[answer.kernel_hash] = None
-    return {one: proposals[one].kernel.source for one in kept}
+    right.sort(key=lambda one: one.ratio or 0.0, reverse=True)
+    return {one.kernel_hash: one.kernel.source for one in (*ancestors, *right[:SHOWN])}
 
 
 def failed_result(

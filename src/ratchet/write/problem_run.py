@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -87,6 +87,8 @@ class ProblemRun:
     """Authors that failed or ended, with the reason, where they tell one (`ended`)."""
     verdicts: list[JudgedKernel] = field(default_factory=list)
     stopped: Stopped | None = None
+    spent_by: dict[str, float] = field(default_factory=dict)
+    """Seconds that went to each author's turns, their screenings among them."""
     _known: dict[str, Proposal] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
     _rungs: Rungs = field(default_factory=Rungs)
@@ -98,8 +100,6 @@ class ProblemRun:
     _asked: str = ""  # The author of the batch that is screened
     _cost_s: dict[str, float] = field(default_factory=dict)
     """Seconds that a kernel of an author took to screen, the last time."""
-    _spent_s: dict[str, float] = field(default_factory=dict)
-    """Seconds that went to each author's turns."""
 
     def __post_init__(self) -> None:
         self.progress = Progress(problem=self.problem)
@@ -109,11 +109,6 @@ class ProblemRun:
     def spent_s(self) -> float:
         """Seconds of the budget that are gone."""
         return self.before_s + self.clock() - self._began
-
-    @property
-    def spent_by(self) -> Mapping[str, float]:
-        """Seconds that went to each author's turns, their screenings among them."""
-        return self._spent_s
 
     @property
     def screened(self) -> int:
@@ -304,10 +299,10 @@ class ProblemRun:
         waits = author.name == COMPILER and any(one.name == SEARCH for one in self.authors)
         head_start_s = HEAD_START * self._search_s if waits else 0.0
         weight = COMPILER_WEIGHT if author.name == COMPILER else 1.0
-        return (self._spent_s.get(author.name, 0.0) + head_start_s) / weight
+        return (self.spent_by.get(author.name, 0.0) + head_start_s) / weight
 
     def _charge(self, author: str, time_s: float) -> None:
-        self._spent_s[author] = self._spent_s.get(author, 0.0) + max(time_s, 1e-6)
+        self.spent_by[author] = self.spent_by.get(author, 0.0) + max(time_s, 1e-6)
 
     def _propose(self, author: Author, count: int) -> list[Proposal] | None:
         """Return an author's new proposals; None if it has nothing left to say, or failed.

@@ -43,7 +43,7 @@ from ratchet.judge.court.show import (
     status_cell,
     tone,
 )
-from ratchet.write.author import Answer
+from ratchet.write.author import Answer, ancestry
 from ratchet.write.problem_run import RunEvent
 from ratchet.write.write import WorkloadWriting
 from ratchet.write.writing_result import WritingResult, WrittenKernel
@@ -131,7 +131,11 @@ KERNELS: Final = (
     m.Column("answer", "status", status_cell),
     m.number("speed-up", "ratio", show_ratio),
     m.number("interval", lambda row: show_interval(row.low, row.high)),
-    m.Column("from", "parents", lambda parents: _hashes(parents)),
+    m.Column(
+        "from",
+        "parents",
+        lambda hashes: m.Span(", ".join(map(short_hash, hashes)), "code") if hashes else "",
+    ),
     m.why(
         "what is new, or what is wrong",
         lambda row: row.note if row.ratio is not None else row.reason,
@@ -272,7 +276,7 @@ def _kernel(best: WrittenKernel) -> m.ReportSection:
 def _kernels(result: WritingResult) -> m.ReportSection | None:
     if not result.rows:
         return None
-    newest = _newest(result.rows).values()
+    newest = {row.kernel_hash: row for row in result.rows}.values()
     kept = sorted(newest, key=lambda row: (row.stage == "judged", row.ratio or 0.0))[::-1]
     left_out = len(kept) - MOST_ROWS
     more = f" {left_out} more are in result.json." if left_out > 0 else ""
@@ -388,32 +392,15 @@ def progress_plot(result: WritingResult, *, by_time: bool) -> figures.Plot | Non
     )
 
 
-def _hashes(hashes: Sequence[str]) -> m.Inline:
-    return m.Span(", ".join(map(short_hash, hashes)), "code") if hashes else ""
-
-
 def lineage(result: WritingResult) -> list[Answer]:
     """Return the best kernel's ancestors from the first to itself.
 
     Without a verdict yet, those of the kernel that was screened best.
     """
-    rows = _newest(result.rows)
     timed = [row for row in result.rows if row.status == "screened" and row.ratio is not None]
     leader = max(timed, key=lambda row: row.ratio or 0.0, default=None)
     start = result.best or leader
-    found: dict[str, None] = {}
-    waiting = [start.kernel_hash] if start else []
-    while waiting:
-        one = waiting.pop(0)
-        if one in found or one not in rows:
-            continue
-        found[one] = None
-        waiting += rows[one].parents
-    return [rows[one] for one in reversed(found)]
-
-
-def _newest(rows: Sequence[Answer]) -> dict[str, Answer]:
-    return {row.kernel_hash: row for row in rows}
+    return ancestry(result.rows, start.kernel_hash)[::-1] if start else []
 
 
 def _ends(row: Answer) -> tuple[float, ...]:

@@ -296,9 +296,9 @@ def _written(
     """Return one problem's result; a problem that cannot be written for has a result too."""
     reuse: Reuse = "never" if request.reuse == "never" else "always"
     own = msgspec.structs.replace(request, budget_s=budget_s, reuse=reuse, resume=False)
+    book = WritingBook(court.ledger, court.fingerprint)
     try:
         if request.resume:
-            book = WritingBook(court.ledger, court.fingerprint)
             key = one.problem.hash
             earlier = book.unfinished(key)
             if earlier is not None:
@@ -306,24 +306,18 @@ def _written(
                 own = msgspec.structs.replace(own, resume=True, budget_s=before + budget_s)
             elif book.largest_budget_s(key) and not book.proven(key):
                 return failed_result(one.problem, own, SEARCHED, command=command)
-        if own.reuse == "always":
-            _prove_known(one.problem, court, own)
+        if own.reuse == "always" and not book.proven(one.problem.hash):
+            # Judge on this problem what is proven for the same region under other values.
+            name, language = one.problem.name, own.language
+            kernel = book.best_of_region(name, one.problem.hash, language=language)
+            if kernel is not None:
+                limit_s = max(SHORTEST_S, budget_s / 2)
+                court.judge(kernel, one.problem, Terms(time_limit_s=limit_s, device=own.device))
         return write(one.problem, own, court=court, follow=follow, command=command)
     except (LedgerError, EndpointError, LearnError):  # the other problems' runs would fail so too
         raise
     except RatchetError as error:
         return failed_result(one.problem, own, str(error), command=command)
-
-
-def _prove_known(problem: Problem, court: Court, request: WritingRequest) -> None:
-    """Judge on this problem what is proven for the same region under other values."""
-    book = WritingBook(court.ledger, court.fingerprint)
-    if book.proven(problem.hash):
-        return
-    kernel = book.best_of_region(problem.name, problem.hash, language=request.language)
-    if kernel is not None:
-        terms = Terms(time_limit_s=max(SHORTEST_S, request.budget_s / 2), device=request.device)
-        court.judge(kernel, problem, terms)
 
 
 def _row(one: Asked, result: WritingResult) -> RegionRow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.metadata import entry_points
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import msgspec
 
@@ -175,7 +175,7 @@ def make_request(
         budget_s=parse_budget_s(budget),
         seed=seed,
         authors=parse_authors(authors, has_agent=bool(chosen.model or chosen.replay)),
-        language=_language(language) if target is None else _language(language or "triton"),
+        language=_language(language or (None if target is None else "triton")),
         device=parse_device(device) if target is None else "cpu",
         target=None if target is None else parse_target(target),
         search=one_of("search", search, SEARCHES),
@@ -232,7 +232,4 @@ def unknown_author(name: str) -> str:
 def _language(given: str | None) -> Language | None:
     if given is None:
         return None
-    found = next((one for one in LANGUAGES if one == given), None)
-    if found is None:
-        raise RatchetError(f"unknown language {given!r}: use one of {', '.join(LANGUAGES)}")
-    return found
+    return cast(Language, one_of("language", given, LANGUAGES))

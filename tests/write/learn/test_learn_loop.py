@@ -22,7 +22,7 @@ from simulated_bench import SMALL, SimulatedBench, tasks
 from ratchet.write.learn.config import LearnConfig
 from ratchet.write.learn.corpus import Corpus
 from ratchet.write.learn.evaluate import Evaluation
-from ratchet.write.learn.loop import Loop, LoopOptions
+from ratchet.write.learn.loop import Loop
 from ratchet.write.learn.models import Policy, PolicyCard, load_policy, read_card
 from ratchet.write.learn.objectives import NoReward
 from ratchet.write.learn.rollouts import Rollouts
@@ -136,12 +136,18 @@ def test_a_round_whose_grpo_finds_no_reward_has_the_policy_of_its_sft(
     monkeypatch.setattr(Loop, "_corpus", lambda *_: material)
     monkeypatch.setattr(Loop, "_evaluate", evaluated)
     shutil.copytree(base_folder, tmp_path / "base")
-    options = LoopOptions(rounds=1, budget_s=60.0, train={}, unseen={})
     court: Any = SimpleNamespace(
         ledger=SimpleNamespace(remember=lambda *_, **__: None), fingerprint=None
     )
     loop = Loop(
-        config=SMALL.changed(steps=4), options=options, court=court, out=tmp_path, show=show
+        config=SMALL.changed(steps=4),
+        court=court,
+        out=tmp_path,
+        show=show,
+        rounds=1,
+        budget_s=60.0,
+        train={},
+        unseen={},
     )
     loop._train, loop._bench = list(tasks()), SimulatedBench()  # type: ignore[assignment]
     loop._rollouts = Rollouts()

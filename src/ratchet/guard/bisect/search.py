@@ -86,7 +86,6 @@ class CommitSearch:
             self._weigh()
 
     def add(self, pair: CommitPair) -> None:
-        """Take in one pair."""
         self._pairs.append(pair)
         self._weigh()
 
@@ -114,7 +113,6 @@ class CommitSearch:
         return int(np.argmax(worth)) if worth.max() >= 1e-6 else None
 
     def best(self) -> int:
-        """Return the most probable commit."""
         return int(np.argmax(self.posterior))
 
     def credible(self, mass: float = STOP) -> list[int]:

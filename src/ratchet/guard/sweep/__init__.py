@@ -142,7 +142,6 @@ class SweepResult:
 
     @property
     def counts(self) -> dict[Status, int]:
-        """Return the number of types with each status."""
         found = Counter(row.status for row in self.rows)
         return {status: found[status] for status in STATUSES}
 

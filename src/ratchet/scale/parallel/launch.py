@@ -144,7 +144,6 @@ class RankLaunches:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds of the budget that are left."""
         return self.end_s - time.monotonic()
 
     def rounds(self, arms: int, launches: int) -> int:

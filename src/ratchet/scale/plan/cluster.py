@@ -7,7 +7,7 @@ share that was measured on an H100 (`SUSTAINED`). Every rate says where it is fr
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.devices.catalogue import CatalogueDevice, load
@@ -68,14 +68,7 @@ class PlannedCluster:
 
     @property
     def world(self) -> int:
-        """Return the number of devices."""
         return self.local * self.nodes
-
-    def with_nodes(self, nodes: int) -> PlannedCluster:
-        """Return the same cluster with another number of nodes."""
-        return replace(
-            self, nodes=nodes, name=f"{self.device.lower().split()[0]}:{self.local}x{nodes}"
-        )
 
 
 def parse_cluster(text: str, *, network_gb_per_s: float | None = None) -> PlannedCluster:

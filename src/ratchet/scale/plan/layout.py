@@ -39,7 +39,6 @@ class Layout:
 
     @property
     def world(self) -> int:
-        """Return the number of ranks."""
         return self.dp * self.tp * self.pp * self.cp
 
     def words(self) -> str:

@@ -37,7 +37,6 @@ class Memory:
 
     @property
     def total(self) -> Floats:
-        """Return the sum of the parts."""
         states = self.weights + self.gradients + self.optimizer
         return states + self.activations + self.gathered + self.logits
 

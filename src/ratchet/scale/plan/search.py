@@ -171,7 +171,8 @@ def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
     shape, cluster = asked.shape, asked.cluster
     for tp in _divisors(shape.heads, cluster.local):
         for pp in _divisors(cluster.world // tp, shape.layers) if not cluster.world % tp else ():
-            for cp in _powers(min(cluster.world // (tp * pp), shape.sequence // 1024)):
+            most = max(1, min(cluster.world // (tp * pp), shape.sequence // 1024))
+            for cp in (2**one for one in range(most.bit_length())):
                 if cluster.world % (tp * pp * cp) or shape.sequence % (2 * cp):
                     continue
                 dp = cluster.world // (tp * pp * cp)
@@ -216,10 +217,6 @@ def _with_choices(
 
 def _divisors(number: int, most: int) -> list[int]:
     return [one for one in range(1, min(number, most) + 1) if number % one == 0]
-
-
-def _powers(most: int) -> list[int]:
-    return [2**one for one in range(max(1, most).bit_length())]
 
 
 def evaluate(asked: PlanQuestion, layouts: Layouts) -> Evaluated:
@@ -341,11 +338,11 @@ def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
         f"{asked.shape.name} fits no layout of {cluster.name}: the smallest takes "
         f"{least_bytes / GIB:.1f} GiB of {room_bytes(cluster) / GIB:.1f} GiB a device"
     )
-    nodes = cluster.nodes
+    nodes, word = cluster.nodes, cluster.device.lower().split()[0]
     while (nodes := nodes * 2) * cluster.local <= LARGEST:
         larger = replace(
             asked,
-            cluster=cluster.with_nodes(nodes),
+            cluster=replace(cluster, nodes=nodes, name=f"{word}:{cluster.local}x{nodes}"),
             batch=max(asked.batch, nodes * cluster.local),
         )
         evaluated = evaluate(larger, layouts_of(larger))

@@ -71,7 +71,6 @@ class Times:
 
     @property
     def total(self) -> Floats:
-        """Return the step's seconds."""
         model = self.compute + self.recompute + self.tensor + self.context + self.experts
         return model + self.bubble + self.pipeline + self.data + self.optimizer
 

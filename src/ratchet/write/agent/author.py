@@ -25,7 +25,7 @@ from ratchet.write.agent.ask import (
     Purse,
     Reply,
 )
-from ratchet.write.agent.brief import Context, Profiles, default_language, default_target
+from ratchet.write.agent.brief import AMD_TARGET, Context, Profiles
 from ratchet.write.agent.client import OpenAIClient, Replayed, endpoint_url, read_key, shown_url
 from ratchet.write.agent.session import Session
 from ratchet.write.agent.strategy import parse_strategy
@@ -210,14 +210,15 @@ def agent_author(
     fingerprint = book_ledger.here(found)
     book = ExchangeBook(book_ledger, fingerprint)
     client: Client
-    spoken = language or default_language(found)
+    spoken: Language = language or ("triton" if found.kind == "cuda" else "cpp")
     if key is None:
         assert replay is not None
         client = replayed = Replayed(book.to_replay(replay))
         spoken = cast(Language, replayed.language)
     else:
         client = OpenAIClient(model=model, base_url=url, key=key)
-    aim = target or default_target(spoken, found)
+    elsewhere = spoken in ("triton", "hip") and found.kind == "cpu"
+    aim = target or (AMD_TARGET if elsewhere else None)
     context = Context(
         run=replay or run_id or uuid.uuid4().hex,
         model=client.model,

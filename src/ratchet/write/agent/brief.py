@@ -333,13 +333,3 @@ class Context:
         except KnowledgeError as error:
             LOG.warning("no passages for the agent: %s", error)
             return ()
-
-
-def default_language(device: Device) -> Language:
-    """Return the language to write in for a device: Triton on a GPU, else C++."""
-    return "triton" if device.kind == "cuda" else "cpp"
-
-
-def default_target(language: Language, device: Device) -> str | None:
-    """Return the GPU to write for where a GPU's language meets a machine without one."""
-    return AMD_TARGET if language in ("triton", "hip") and device.kind == "cpu" else None

@@ -157,13 +157,6 @@ TAGS: Final[dict[Language, frozenset[str]]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unusable:
-    """An answer without a kernel, and why, as the model is told in its next turn."""
-
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Usable:
     kernel: Kernel
     note: str  # The change in the model's own words, in a line; empty if it gives none
@@ -176,12 +169,15 @@ class CodeBlock:
     closed: bool
 
 
-def read_answer(text: str, *, language: Language, entry: str, name: str) -> Usable | Unusable:
-    """Return the kernel of an answer: of several blocks, the last that defines `entry`."""
+def read_answer(text: str, *, language: Language, entry: str, name: str) -> Usable | str:
+    """Return the kernel of an answer: of several blocks, the last that defines `entry`.
+
+    Of an answer without one, return why, as the model is told in its next turn.
+    """
     spoken = _THOUGHTS.sub("", text)
     blocks = list(code_blocks(spoken))
     if not blocks:
-        return Unusable(why="the answer holds no fenced code block")
+        return "the answer holds no fenced code block"
     fitting = [one for one in blocks if one.tag in TAGS[language]]
     faults = list[str]()
     for block in reversed(fitting):
@@ -192,10 +188,8 @@ def read_answer(text: str, *, language: Language, entry: str, name: str) -> Usab
             return Usable(kernel=kernel, note=_note(spoken))
         faults.append(fault)
     if not fitting:
-        return Unusable(
-            why=f"no code block is in {language}: its opening fence says {blocks[-1].tag!r:.40}"
-        )
-    return Unusable(why=faults[0])
+        return f"no code block is in {language}: its opening fence says {blocks[-1].tag!r:.40}"
+    return faults[0]
 
 
 def code_blocks(text: str) -> Iterator[CodeBlock]:

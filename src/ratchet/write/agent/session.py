@@ -14,7 +14,6 @@ from ratchet.write.agent.brief import Context, brief_of
 from ratchet.write.agent.client import Replayed
 from ratchet.write.agent.prompt import (
     TurnFacts,
-    Unusable,
     Usable,
     answer_line,
     parent_of,
@@ -95,9 +94,8 @@ class Session:
         if reply.status not in MODELS_FAULT:
             return None
         read = self._read(reply.text, self.turn, sample)
-        why = ""
-        if isinstance(read, Unusable):
-            why = reply.reason or read.why
+        if isinstance(read, str):
+            why = reply.reason or read
         elif read.kernel.hash in population.hashes | self._proposed:
             why = "it is a kernel that was judged before: write another"
         else:
@@ -136,8 +134,8 @@ class Session:
         status, reason = str(reply.status), reply.reason
         if reply.status == "answered":
             read = self._read(reply.text, question.turn, question.sample)
-            if isinstance(read, Unusable):
-                status, reason = "malformed", read.why
+            if isinstance(read, str):
+                status, reason = "malformed", read
         messages = tuple(
             Message(role=one.role, content=self._context.hide(one.content))
             for one in question.messages
@@ -168,7 +166,7 @@ class Session:
         """Return whether a reply holds a kernel, even if its stream was cut after it."""
         return reply.status in MODELS_FAULT and isinstance(self._read(reply.text, 0, 0), Usable)
 
-    def _read(self, text: str, turn: int, sample: int) -> Usable | Unusable:
+    def _read(self, text: str, turn: int, sample: int) -> Usable | str:
         return read_answer(
             text,
             language=self._context.language,

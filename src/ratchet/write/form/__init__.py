@@ -14,8 +14,6 @@ from typing import Final
 from ratchet.base.errors import RatchetError
 from ratchet.write.form.extent import Extent, Name, named
 
-# The loop-level form of a problem: what its kernels compute, before any choice of a schedule.
-#
 # A `LoopForm` is a graph of few kinds of nodes. Index maps are `Extent`s in the names `#0`, `#1`,
 # ... of the node's own dimensions (`axis`).
 

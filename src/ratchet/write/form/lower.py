@@ -131,7 +131,13 @@ def lower(problem: Problem, case: Case) -> LoopForm:
         try:
             return lowered(trace, case)
         except ops_matmul.StaticNeeded as needed:
-            found = _dimensions(trace, needed.names) - static
+            # The dimensions of inputs that give these sizes their names.
+            found = {
+                (place, dim)
+                for place, shape in enumerate(trace.shapes)
+                for dim, size in enumerate(shape)
+                if size.names & needed.names
+            } - static
         if not found:
             raise UnsupportedOp("window whose sizes are not those of an input")
         static |= found
@@ -157,16 +163,6 @@ def _function(problem: Problem) -> Reference:
         return flatten(torch.func.functional_call(model, state, tuple(values)))
 
     return run
-
-
-def _dimensions(trace: Traced, names: frozenset[str]) -> frozenset[tuple[int, int]]:
-    """Return the dimensions of inputs that give sizes their names."""
-    return frozenset(
-        (place, dim)
-        for place, shape in enumerate(trace.shapes)
-        for dim, size in enumerate(shape)
-        if size.names & names
-    )
 
 
 def lowered(trace: Traced, case: Case) -> LoopForm:

@@ -203,13 +203,9 @@ def indexed(
     call: LoweredCall, shape: Shape, indices: Sequence[Node | None], result: Shape
 ) -> tuple[Place, ...]:
     """Return the places in a tensor of `shape` for each element of the result."""
-    given = [place for place, one in enumerate(indices) if one is not None]
-    tensors = [one for one in indices if one is not None]
-    if any(one.dtype == "bool" for one in tensors):
+    if any(one is not None and one.dtype == "bool" for one in indices):
         raise call.unsupported("by a mask")
-    common = joint([one.shape for one in tensors])
-    together = given == list(range(given[0], given[-1] + 1))
-    start = given[0] if together else 0
+    common, start = _broadcast(indices)
     own = axes_of(result)
     among = own[start : start + len(common)]
     rest = [one for one in own if one not in among] if among else list(own)
@@ -224,6 +220,14 @@ def indexed(
     return tuple(places)
 
 
+def _broadcast(indices: Sequence[Node | None]) -> tuple[Shape, int]:
+    """Return the shape that index tensors broadcast to, and its first dimension in the result."""
+    given = [place for place, one in enumerate(indices) if one is not None]
+    together = given == list(range(given[0], given[-1] + 1))
+    common = joint([one.shape for one in indices if one is not None])
+    return common, given[0] if together else 0
+
+
 @lowers("index_put")
 def index_put(
     call: LoweredCall,
@@ -232,11 +236,9 @@ def index_put(
     values: Node,
     accumulate: bool = False,
 ) -> Node:
-    common = joint([one.shape for one in indices if one is not None])
-    given = [place for place, one in enumerate(indices) if one is not None]
-    together = given == list(range(given[0], given[-1] + 1))
+    common, start = _broadcast(indices)
+    given = {place for place, one in enumerate(indices) if one is not None}
     free = [size for place, size in enumerate(x.shape) if place not in given]
-    start = given[0] if together else 0
     shape = (*free[:start], *common, *free[start:])
     places = indexed(call, x.shape, indices, shape)
     source = expanded(cast(values, x.dtype), shape)

@@ -209,22 +209,25 @@ def slice_(
 def _start(x: Node, dim: int, start: Value) -> Extent:
     if start is None:
         return ZERO
-    first, size = whole(start), x.shape[dim]
-    if first.constant is not None and first.constant < 0:
-        first = larger(size + first, ZERO)
+    first, size = _from_front(start, x.shape[dim]), x.shape[dim]
+    if first != whole(start):
+        first = larger(first, ZERO)
     return first if first == ZERO else smaller(first, size)
+
+
+def _from_front(index: Value, size: Extent) -> Extent:
+    """Return an index that counts from the end when it is a number below 0, from the front."""
+    place = whole(index)
+    return size + place if (place.constant or 0) < 0 else place
 
 
 @lowers("select", "select_copy")
 def select(call: LoweredCall, x: Node, dim: int, index: Value) -> Node:
     """One index of a dimension, which is dropped."""
     dim %= len(x.shape)
-    chosen = whole(index)
-    if chosen.constant is not None and chosen.constant < 0:
-        chosen = x.shape[dim] + chosen
     shape = (*x.shape[:dim], *x.shape[dim + 1 :])
     places = list(axes_of(shape))
-    places.insert(dim, chosen)
+    places.insert(dim, _from_front(index, x.shape[dim]))
     return viewed(x, shape, places)
 
 
@@ -333,11 +336,8 @@ def slice_scatter(
 def select_scatter(call: LoweredCall, x: Node, source: Node, dim: int, index: Value) -> Node:
     """x with `source` at one index of a dimension."""
     dim %= len(x.shape)
-    start = whole(index)
-    if start.constant is not None and start.constant < 0:
-        start = x.shape[dim] + start
     grown = reshaped(source, (*source.shape[:dim], ONE, *source.shape[dim:]))
-    return slice_scatter(call, x, grown, dim, start)
+    return slice_scatter(call, x, grown, dim, _from_front(index, x.shape[dim]))
 
 
 @lowers("iota")

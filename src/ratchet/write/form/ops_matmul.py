@@ -279,8 +279,7 @@ def convolution(
     dtype, shape = call.dtype, call.shape
     if transposed:
         window = Window(shape, weight.shape, stride, padding, dilation, x.shape)
-        found = _image_gradient(window, x, shape, weight, dtype, single)
-        return found if bias is None else _plus(found, bias)
+        return _plus(_image_gradient(window, x, shape, weight, dtype, single), bias)
     window = Window(x.shape, weight.shape, stride, padding, dilation, shape)
     if single:
         flat = reshaped(weight, (weight.shape[0], product_of(weight.shape[1:])))
@@ -289,12 +288,12 @@ def convolution(
         )
     else:
         found = _taps_sum(window, x, weight, shape, dtype)
-    if bias is not None:
-        found = _plus(found, bias)
-    return found
+    return _plus(found, bias)
 
 
-def _plus(found: Node, bias: Node) -> Node:
+def _plus(found: Node, bias: Node | None) -> Node:
+    if bias is None:
+        return found
     wide = reshaped(bias, (bias.shape[0], *([ONE] * (len(found.shape) - 2))))
     return mapped("add", found, wide, dtype=found.dtype)
 
@@ -383,10 +382,6 @@ def _weight_gradient(
     return reshaped(product(flat, tall, dtype), weight.shape)
 
 
-Taps = list[tuple[tuple[int, ...], Node, tuple[Extent, ...]]]
-"""For every tap: its index, the value there (a filling outside), and its place in the image."""
-
-
 def _numbers(values: Value, count: int, default: int) -> list[int]:
     given = [values] if isinstance(values, int) else list(values or [])
     return [int(one) for one in (given or [default]) * count][:count]
@@ -400,9 +395,10 @@ def _taps(
     padding: Sequence[int],
     dilation: Sequence[int],
     filling: float,
-) -> Taps:
+) -> list[tuple[Node, tuple[Extent, ...]]]:
+    """Return for every tap the value there (a filling outside), and its place in the image."""
     own, lead = axes_of(shape), len(shape) - len(size)
-    found: Taps = []
+    found: list[tuple[Node, tuple[Extent, ...]]] = []
     rest = Constant(shape=shape, dtype=x.dtype, value=filling)
     for taps in itertools.product(*map(range, size)):
         places, when = list(own[:lead]), []
@@ -412,7 +408,7 @@ def _taps(
             when += [index, x.shape[lead + dim] - 1 - index]
         here = viewed(x, shape, places)
         inside = Choice(shape=shape, dtype=x.dtype, when=tuple(when), arg=here, other=rest)
-        found.append((taps, inside, tuple(places[lead:])))
+        found.append((inside, tuple(places[lead:])))
     return found
 
 
@@ -443,7 +439,7 @@ def max_pool(
     image = x.shape[len(x.shape) - count :]
     best: Node | None = None
     where: Node | None = None
-    for _, value, places in taps:
+    for value, places in taps:
         place = position(flattened(places, image), shape)
         if best is None or where is None:
             best, where = value, place
@@ -474,7 +470,7 @@ def average_pool(
     if ceil_mode:
         raise call.unsupported("with windows that stick out")
     taps = _taps(x, call.shape, sizes, steps, sides, [1] * count, 0.0)
-    total = _added([value for _, value, _ in taps], call.dtype)
+    total = _added([value for value, _ in taps], call.dtype)
     if divisor_override is not None:
         number: Node = constant(known(call, divisor_override, "the divisor"), "float32")
     elif count_include_pad or not any(sides):

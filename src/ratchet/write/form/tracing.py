@@ -28,15 +28,6 @@ from ratchet.write.form.build import cast, constant, expanded, position
 from ratchet.write.form.extent import Extent, larger, named, product_of, smaller, whole
 
 
-def decompositions_of_attention() -> Mapping[OpOverload, Callable[..., object]]:
-    """Return the two ops' decompositions, for make_fx."""
-    aten = torch.ops.aten
-    return {
-        aten._scaled_dot_product_flash_attention_for_cpu.default: _forward,
-        aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward,
-    }
-
-
 def _forward(
     query: Tensor,
     key: Tensor,
@@ -216,7 +207,9 @@ def decompositions() -> Mapping[OpOverload, Callable[..., object]]:
     for op in list(table):
         if isinstance(op, torch._ops.OpOverload) and op.overloadpacket.__name__ in KEPT:
             del table[op]
-    return table | dict(decompositions_of_attention())
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return table | {attention.default: _forward, backward.default: _backward}
 
 
 def _divided(environment: ShapeEnv) -> dict[str, Extent]:
@@ -310,10 +303,6 @@ def as_node(value: Value, dtype: str) -> Node:
         known = value.constant
         return constant(known, dtype) if known is not None else cast(position(value), dtype)
     return constant(value, dtype)
-
-
-def sized(values: Sequence[Value]) -> tuple[Extent, ...]:
-    return tuple(whole(one) for one in values)
 
 
 def known(call: LoweredCall, value: Value, what: str) -> int:

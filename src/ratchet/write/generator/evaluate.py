@@ -380,9 +380,5 @@ def folding(node: Node) -> Folding:
     return Folding(op=FOLDS[node.op], kind="int32_t" if kind == "bool" else kind)
 
 
-class Scratch:
-    def __init__(self) -> None:
-        self.parts: list[tuple[str, str, str]] = []  # (name, C type, number of elements)
-
-    def ask(self, name: str, kind: str, count: str) -> None:
-        self.parts.append((name, kind, count))
+Scratch = list[tuple[str, str, str]]
+"""Memory that stages ask for: name, C type and number of elements."""

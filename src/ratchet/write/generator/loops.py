@@ -447,12 +447,13 @@ class NestWriter(NestAxes):
         for node in columns:
             way = folding(node)
             name = f"p{self._number(node)}_{tag}"
-            self.scratch.ask(name, way.kind, f"2 * most_threads * {span}")
+            self.scratch.append((name, way.kind, f"2 * most_threads * {span}"))
         for node in wholes:
             way = folding(node)
             lines.append(f"{way.total_kind} h{self._number(node)}[1024];")
         for number, (node, _) in enumerate(self.keeps):
-            self.scratch.ask(f"k{number}_{tag}", class_of(node.dtype), f"most_threads * {span}")
+            kept = (f"k{number}_{tag}", class_of(node.dtype), f"most_threads * {span}")
+            self.scratch.append(kept)
         share = "low = 0, high = items"
         if self.lead:
             lines.append("{")

@@ -201,7 +201,7 @@ class FormWriter:
         self, form: LoopForm, plan: FusionPlan, choices: Choices, *, strided: bool
     ) -> None:
         self.form, self.plan, self.choices, self.strided = form, plan, choices, strided
-        self.scratch = Scratch()
+        self.scratch: Scratch = []
         self.buffers: dict[Node, Buffer] = {}
         self.copied: list[tuple[Buffer, Buffer]] = []
         self.declared: list[str] = []
@@ -297,18 +297,18 @@ class FormWriter:
         count, base = product_of(node.shape[lead:]).text, name
         if lead:
             base, count = f"{name}_all", f"most_threads * {_padded(count)}"
-        self.scratch.ask(base, STORED[dtype], count)
+        self.scratch.append((base, STORED[dtype], count))
         return Buffer(name=name, dtype=dtype, shape=node.shape, strided=False, lead=lead)
 
     def _memory(self) -> list[str]:
         lines = ["const int64_t most_threads = omp_get_max_threads();", "int64_t used_threads = 1;"]
         lines += ["(void)most_threads; (void)used_threads; size_t need = 0;"]
-        for name, kind, count in self.scratch.parts:
+        for name, kind, count in self.scratch:
             lines.append(f"const size_t {name}_at = need;")
             lines.append(f"need += ((size_t)({count}) * sizeof({kind}) + 127) / 64 * 64;")
-        if self.scratch.parts:
+        if self.scratch:
             lines.append("char* memory = scratch_of(need);")
-        for name, kind, _ in self.scratch.parts:
+        for name, kind, _ in self.scratch:
             lines.append(f"{kind}* __restrict {name} = ({kind}*)(memory + {name}_at);")
         return lines
 
@@ -407,7 +407,7 @@ class FormWriter:
             given = (nest, self.plan, self.buffers, self.choices, evaluator, scratch, elsewhere)
             return NestWriter(*given, lead=lead)
 
-        first = writer(Scratch())
+        first = writer([])
         first.write()
         if not self.strided:
             first.merge(evaluator.addresses, evaluator.indices)
@@ -420,10 +420,10 @@ class FormWriter:
             return made
 
         if self.choices.keep != "none":
-            trial = next_writer(Scratch())
+            trial = next_writer([])
             trial.write()
             keeps = trial.candidates(self.choices.keep)
-            again = next_writer(Scratch())
+            again = next_writer([])
             again.write()
             keeps = [key for key in keeps if key in again.loaded]
         return next_writer(self.scratch).write()

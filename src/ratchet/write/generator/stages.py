@@ -325,7 +325,7 @@ class StageWriter:
         name = f"places_{self.tag}_{len(self.tables)}"
         variable, size = name_of(axis), bound_of(axis).text
         for one in (name, f"{name}_runs"):
-            self.scratch.ask(one, "int64_t", size)
+            self.scratch.append((one, "int64_t", size))
         self.tables += [
             f"#pragma omp parallel for if ({size} >= {LONG_TABLE})",
             f"for (int64_t {variable} = 0; {variable} < {size}; ++{variable}) "

@@ -69,15 +69,11 @@ def _parts(text: str, most: int) -> Iterator[str]:
             yield paragraph
             continue
         for line in paragraph.splitlines(keepends=True):
-            yield from _shortened(line, most)
-
-
-def _shortened(line: str, most: int) -> Iterator[str]:
-    while len(line) > most:
-        at = line.rfind(" ", most // 2, most) + 1 or most
-        yield line[:at]
-        line = line[at:]
-    yield line
+            while len(line) > most:
+                at = line.rfind(" ", most // 2, most) + 1 or most
+                yield line[:at]
+                line = line[at:]
+            yield line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

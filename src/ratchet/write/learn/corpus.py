@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +22,7 @@ from ratchet.base.ledger.schema import Fingerprint, Payload
 from ratchet.base.ledger.store import Ledger
 from ratchet.base.serialise import encoded
 from ratchet.base.text import file_text, standard_library_text
+from ratchet.write.author import FAILED
 from ratchet.write.knowledge.index import index_path, open_index
 from ratchet.write.learn.bench import SCATTER, advantages
 from ratchet.write.learn.languages import AnswerLanguage, schedule_text
@@ -124,7 +125,6 @@ KNOWN_WELL: Final = 0.25
 """Once the judged kernels of this share of the problems can be compared, they alone are taught:
 schedules drawn at random would teach slow ones again."""
 RIGHT: Final = ("screened", "proven")
-FAILED: Final = ("wrong", "crashed", "timed_out", "refused", "cheating")
 
 
 class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +134,7 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
     family: str
     prompt: str
     answer: str
-    kernel: str
+    kernel: str = ""
     weight: int = 1  # Its weight beside the other answers to its problem
     worth: float = 1.0
     """Weight of its loss. Below 0, the answer was slower than others and is made less likely."""
@@ -263,26 +263,9 @@ def read_corpus(folder: Path) -> Corpus:
     )
 
 
-def _taught(
-    task: LearnTask,
-    language: AnswerLanguage,
-    answer: str,
-    *,
-    kind: str,
-    kernel: str = "",
-    weight: int = 1,
-    worth: float = 1.0,
-) -> TaughtAnswer:
-    return TaughtAnswer(
-        kind=kind,
-        problem=task.name,
-        family=task.family,
-        prompt=language.prompt(task),
-        answer=answer,
-        kernel=kernel,
-        weight=weight,
-        worth=worth,
-    )
+def _taught(task: LearnTask, language: AnswerLanguage, answer: str, **more: Any) -> TaughtAnswer:
+    prompt = language.prompt(task)
+    return TaughtAnswer(problem=task.name, family=task.family, prompt=prompt, answer=answer, **more)
 
 
 def _best(
@@ -293,11 +276,11 @@ def _best(
 ) -> Iterator[TaughtAnswer]:
     """Yield the answers that were nearly as fast as a problem's best, the proven ones first."""
     right = [row for row in rows if row["status"] in RIGHT and row["ratio"]]
-    best = max((_number(row["ratio"]) for row in right), default=0.0)
+    best = max((row["ratio"] for row in right), default=0.0)
     seen: set[object] = set()
-    for row in sorted(right, key=lambda one: (one["status"] != "proven", -_number(one["ratio"]))):
+    for row in sorted(right, key=lambda one: (one["status"] != "proven", -one["ratio"])):
         kind, kernel = str(row["status"]), str(row["kernel_hash"])
-        slow = _number(row["ratio"]) < NEAR_BEST * best
+        slow = row["ratio"] < NEAR_BEST * best
         if kernel in seen or (slow and kind != "proven"):
             continue
         seen.add(kernel)
@@ -319,7 +302,7 @@ def _compared(
     ratios: dict[str, list[float]] = {}
     row_of: dict[str, Payload] = {}
     for row in rows:
-        key, ratio = str(row["kernel_hash"]), _number(row["ratio"])
+        key, ratio = str(row["kernel_hash"]), row["ratio"] or 0.0
         if row["status"] in RIGHT and ratio > 0:
             ratios.setdefault(key, []).append(math.log(ratio))
             if row["status"] == "proven" or key not in row_of:
@@ -341,14 +324,12 @@ def _answer(
 ) -> str | None:
     """Return a row's kernel as an answer; None if the language cannot express it."""
     if language.name == "schedule":
-        pairs = row.get("schedule") or ()
-        schedule = tuple(sorted((str(one[0]), str(one[1])) for one in pairs))
-        text = schedule_text(schedule)
-        return None if isinstance(language.read(task, text), str) else text
-    found = None if ledger is None else ledger.kernel(str(row["kernel_hash"]))
-    if found is None:
-        return None
-    answer = f"```{found['language']}\n{found['source']}```\n"
+        answer = schedule_text(row.get("schedule") or ())
+    else:
+        found = None if ledger is None else ledger.kernel(str(row["kernel_hash"]))
+        if found is None:
+            return None
+        answer = f"```{found['language']}\n{found['source']}```\n"
     return None if isinstance(language.read(task, answer), str) else answer
 
 
@@ -366,18 +347,13 @@ def _failures(task: LearnTask, rows: Iterable[Payload]) -> list[str]:
     found = []
     for row in rows:
         if row["status"] in FAILED:
-            pairs = row.get("schedule") or ()
-            schedule = schedule_text(tuple((str(a), str(b)) for a, b in pairs))
+            schedule = schedule_text(row.get("schedule") or ())
             evidence = " ".join(map(str, row.get("evidence") or ()))
             found.append(
                 f"{loop_summary(task)}\n{schedule}\nThe judge: {row['status']}, "
                 f"{row['reason']} {evidence}"[:2000]
             )
     return found
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
 
 
 def _digest(content: bytes) -> str:

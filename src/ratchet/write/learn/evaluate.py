@@ -115,10 +115,7 @@ def with_headroom(
         if len(tasks) <= most or time.monotonic() > until:
             break
         candidates = random_drawer(task, HEADROOM_ANSWERS, seed + 1)
-        outcomes = judge_answers(bench, task, candidates)
-        pairs = [
-            (one, reward) for one in outcomes if (reward := reward_of(one, config)) is not None
-        ]
+        pairs = _rewarded(judge_answers(bench, task, candidates), config)
         rewards = [reward for _, reward in pairs]
         fast = _mean([is_fast(one) for one, _ in pairs])
         left = max(rewards, default=0.0) - _mean(rewards)

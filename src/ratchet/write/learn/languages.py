@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, cast
 
 from ratchet.judge.kernels.kernel import Language
@@ -80,17 +80,11 @@ class AnswerLanguage(abc.ABC):
 
 def choice_words() -> list[str]:
     """Return every choice of every space as a word of an answer: `block=512;`."""
-    tables = (OPTIONS, TILE_OPTIONS)
-    found = {
-        f"{name}={one};": None
-        for table in tables
-        for name, values in table.items()
-        for one in values
-    }
-    return list(found)
+    options = [*OPTIONS.items(), *TILE_OPTIONS.items()]
+    return list(dict.fromkeys(f"{name}={one};" for name, values in options for one in values))
 
 
-def schedule_text(schedule: Schedule) -> str:
+def schedule_text(schedule: Iterable[tuple[str, str]]) -> str:
     return "".join(f"{name}={value};" for name, value in sorted(schedule))
 
 
@@ -173,14 +167,14 @@ class SourceLanguage(AnswerLanguage):
 
     def read(self, task: LearnTask, answer: str) -> Proposal | str:
         """Return the kernel of the answer's last fenced code block."""
-        from ratchet.write.agent.prompt import Usable, read_answer
+        from ratchet.write.agent.prompt import read_answer
 
         entry = task.problem.name if task.problem.name.isidentifier() else "generated"
         name = f"{entry}:policy"
         found = read_answer(answer, language=self._language, entry=entry, name=name)
-        if isinstance(found, Usable):
-            return Proposal(kernel=found.kernel, author=AUTHOR)
-        return found.why
+        if isinstance(found, str):
+            return found
+        return Proposal(kernel=found.kernel, author=AUTHOR)
 
 
 def agent_messages(

@@ -75,8 +75,16 @@ ANSWERED_S: Final = 2.0
 TOLD_EVERY_S: Final = 2.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopOptions:
+Show = Callable[[LearnReport, str], None]
+"""Called with the report so far, and a line on what is being done."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Loop:
+    config: LearnConfig
+    court: Court
+    out: Path
+    show: Show
     rounds: int
     budget_s: float
     train: Names
@@ -84,19 +92,6 @@ class LoopOptions:
     texts: tuple[Path, ...] = ()
     datasets: tuple[str, ...] = ()
     command: str = ""
-
-
-Show = Callable[[LearnReport, str], None]
-"""Called with the report so far, and a line on what is being done."""
-
-
-@dataclass(slots=True)
-class Loop:
-    config: LearnConfig
-    options: LoopOptions
-    court: Court
-    out: Path
-    show: Show
     rows: list[RoundRow] = field(default_factory=list)
     curves: dict[str, list[Row]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -131,8 +126,8 @@ class Loop:
                 self._bench.against_eager = frozenset(one.key for one in self._train)
             base = self._base()
             self._parameters = base.card.parameters
-            for number in range(len(self.rows), self.options.rounds + 1):
-                if self.spent_s > 0.95 * self.options.budget_s and len(self.rows) > 1:
+            for number in range(len(self.rows), self.rounds + 1):
+                if self.spent_s > 0.95 * self.budget_s and len(self.rows) > 1:
                     self.notes.append(f"the budget ended before round {number}")
                     break
                 self._round = (self.spent_s, self._bench.judged)
@@ -145,7 +140,7 @@ class Loop:
     def report(self, *, running: bool) -> LearnReport:
         return LearnReport(
             title="learn loop",
-            command=self.options.command,
+            command=self.command,
             running=running,
             config=self.config.rows(),
             curves=self.curves,
@@ -165,13 +160,13 @@ class Loop:
             self._unseen = make_tasks(kept["unseen"], language=language)
             self._train = make_tasks(kept["train"], language=language)
         else:
-            until = time.monotonic() + READING * self.options.budget_s
-            unseen = first_tasks(self.options.unseen, language, least=2, until=until)
+            until = time.monotonic() + READING * self.budget_s
+            unseen = first_tasks(self.unseen, language, least=2, until=until)
             self._unseen = self._held_out(unseen)
-            self._train = first_tasks(self.options.train, language, least=4, until=until)
+            self._train = first_tasks(self.train, language, least=4, until=until)
             names = {"train": by_family(self._train), "unseen": by_family(self._unseen)}
             write_whole(path, msgspec.json.encode(names))
-        asked = sum(map(len, self.options.train.values()))
+        asked = sum(map(len, self.train.values()))
         if len(self._train) < asked:
             self.notes.append(
                 f"trained on {len(self._train)} of {asked} problems: the others take "
@@ -182,7 +177,7 @@ class Loop:
 
     def _evaluated(self) -> tuple[int, int]:
         """Return how many answers an evaluation judges, and the fewest to each problem."""
-        room = FIRST["eval"] * self.options.budget_s / ANSWERED_S
+        room = FIRST["eval"] * self.budget_s / ANSWERED_S
         kernels = int(min(max(room, HELD_OUT[0]), HELD_OUT[1]))
         return kernels, 4 if kernels < 24 else 6
 
@@ -191,7 +186,7 @@ class Loop:
         kernels, least = self._evaluated()
         most = min(MOST_HELD_OUT, max(2, kernels // least))
         self._say("choosing held-out problems on which most can be won")
-        until = time.monotonic() + CHOOSING * self.options.budget_s
+        until = time.monotonic() + CHOOSING * self.budget_s
         seed = self.config.seed
         return with_headroom(unseen, self._bench, self.config, most=most, seed=seed, until=until)
 
@@ -203,7 +198,7 @@ class Loop:
             self._within("base", steps=20_000),
             self._corpus(),
             folder,
-            deadline=time.monotonic() + FIRST["pretrain"] * self.options.budget_s,
+            deadline=time.monotonic() + FIRST["pretrain"] * self.budget_s,
             follow=self._follow("base"),
         )
         return done.policy
@@ -211,10 +206,10 @@ class Loop:
     def _run_round(self, number: int, base: Policy) -> None:
         if number == 0:
             corpus = self._corpus()
-            done = self._sft(0, base, corpus, FIRST["sft"] * self.options.budget_s)
+            done = self._sft(0, base, corpus, FIRST["sft"] * self.budget_s)
             return self._keep(done, "the first policy", self._evaluate(done.policy), corpus)
-        left = self.options.rounds + 1 - number
-        share_s = max(1.0, self.options.budget_s - self.spent_s) / left
+        left = self.rounds + 1 - number
+        share_s = max(1.0, self.budget_s - self.spent_s) / left
         self._write(share_s * EACH["write"], number)
         corpus = self._corpus()
         folder = self.out / f"round-{number}"
@@ -397,8 +392,8 @@ class Loop:
             language_of(self.config.answers, self.config.language),
             ledger=self.court.ledger,
             here=self.court.fingerprint,
-            texts=self.options.texts,
-            datasets=self.options.datasets,
+            texts=self.texts,
+            datasets=self.datasets,
             seed=self.config.seed,
         )
         write_corpus(self.out / "corpus", found)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.errors import LearnError, RatchetError
+from ratchet.judge.abi import ITEM_BYTES
 from ratchet.judge.api import as_problem
 from ratchet.judge.problems.problem import Case, Problem
 from ratchet.judge.problems.suites import NAMES
@@ -139,8 +140,6 @@ def task_of(problem: Problem, family: str = "", *, language: str = "cpp") -> Lea
 # policy that sees their names learns trained problems by heart. Sizes of rows, results and
 # intermediates tell what a choice costs, on unseen problems too.
 
-BYTES: Final = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of an element; 1 for dtypes that are not named."""
 NARROW: Final = ("bfloat16", "float16")
 
 
@@ -210,11 +209,11 @@ class _Sizes:
 
     def memory(self, nodes: Sequence[Node]) -> int:
         """Return the exponent of the nodes' bytes."""
-        return _power(sum(self.elements(one.shape) * BYTES.get(one.dtype, 1) for one in nodes))
+        return _power(sum(self.elements(one.shape) * ITEM_BYTES[one.dtype] for one in nodes))
 
 
 def _tensors(form: LoopForm, case: Case, sizes: _Sizes) -> dict[str, int]:
-    read = sum(math.prod(one.shape) * BYTES.get(one.dtype, 1) for one in case.inputs)
+    read = sum(math.prod(one.shape) * ITEM_BYTES[one.dtype] for one in case.inputs)
     return {
         "in": _power(read),
         "out": sizes.memory(form.outputs),

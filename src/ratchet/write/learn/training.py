@@ -494,4 +494,4 @@ def text_loss(model: PreTrainedModel, windows: Tensor) -> Tensor:
     place = next(model.parameters()).device
     ids = windows.to(place)
     logits = model(input_ids=ids).logits[:, :-1].float()
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())

@@ -176,8 +176,6 @@ class Experience:
 
 
 class RandomSearch(SearchStrategy):
-    name = "random"
-
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
         seen = {trial.schedule for trial in trials}
         draws = new_draws(self._space, seen, self._source)

@@ -35,8 +35,6 @@ class SearchStrategy(abc.ABC):
     """Chooses schedules. It keeps no state but its source of chance: the trials say everything, so
     a resumed run goes on as if it had never stopped."""
 
-    name: str  # On the command line and in the ledger
-
     def __init__(self, space: Space, source: random.Random) -> None:
         self._space = space
         self._source = source
@@ -101,8 +99,6 @@ PRIOR: Final = 1.0
 
 
 class Evolution(SearchStrategy):
-    name = "evolution"
-
     def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
         seen = {trial.schedule for trial in trials}
         parents = [trial.schedule for trial in ranked(trials)[:POPULATION]]
@@ -163,9 +159,9 @@ class Evolution(SearchStrategy):
 
     def _change(self, parent: Schedule) -> Move:
         child = self._space.change(parent, self._source)
-        for _ in itertools.takewhile(
-            lambda _: self._source.random() < MORE_CHANGES, itertools.repeat(None, 3)
-        ):
+        for _ in range(3):
+            if self._source.random() >= MORE_CHANGES:
+                break
             child = self._space.change(child, self._source)
         return Move(schedule=child, parents=(parent,), note=differences(parent, child))
 
@@ -193,8 +189,6 @@ STARTUP: Final = 12  # Trials that are drawn before the estimator suggests any
 
 class OptunaSearch(SearchStrategy):
     """Lets optuna choose; its study is rebuilt from the trials of each turn."""
-
-    name = "optuna"
 
     def __init__(self, space: Space, source: random.Random) -> None:
         """Raise a KernelError where optuna is not installed."""
