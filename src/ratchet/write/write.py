@@ -311,7 +311,7 @@ def _written(
             name, language = one.problem.name, own.language
             kernel = book.best_of_region(name, one.problem.hash, language=language)
             if kernel is not None:
-                limit_s = max(SHORTEST_S, budget_s / 2)
+                limit_s = max(SHORTEST_S, own.budget_s / 2)
                 court.judge(kernel, one.problem, Terms(time_limit_s=limit_s, device=own.device))
         return write(one.problem, own, court=court, follow=follow, command=command)
     except (LedgerError, EndpointError, LearnError):  # the other problems' runs would fail so too
