@@ -126,15 +126,15 @@ class GpuMemory:
     @contextlib.contextmanager
     def _set(self, allowed: int) -> Iterator[None]:
         before = self._allowed
-        if before != allowed:
-            self._protect(allowed)
+        self._protect(allowed)
         try:
             yield
         finally:
-            if before != allowed:
-                self._protect(before)
+            self._protect(before)
 
     def _protect(self, allowed: int) -> None:
+        if allowed == self._allowed:
+            return
         self._allowed = allowed
         for one in self._blocks.values():
             if not one.open_to_host:

@@ -164,16 +164,6 @@ class _Waits:
     work: Index
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Handoffs:
-    """(thread, time) where work was handed over, and (thread, time) where it was taken up."""
-
-    giver: Index
-    given: Int64
-    taker: Index
-    taken: Int64
-
-
 def dependencies(trace: Trace, links: Links, activity: Activity) -> Graph:
     """Build the graph of one trace, up to the end of the activity's window.
 
@@ -183,7 +173,7 @@ def dependencies(trace: Trace, links: Links, activity: Activity) -> Graph:
     work = _Work.of(trace, links, activity)
     spans = _spans(trace, activity)
     waits = _waits(trace, work, activity)
-    handed = _handoffs(trace, spans, activity)
+    given, taken = _handoffs(trace, spans, activity)
     known = np.flatnonzero(work.call >= 0)
     launching = trace.lane[work.call[known]]
     edge_of_threads = [
@@ -191,20 +181,15 @@ def dependencies(trace: Trace, links: Links, activity: Activity) -> Graph:
     ]
     lanes, times = np.array(edge_of_threads, dtype=np.int64).reshape(-1, 2).T
     moments = _Moments.of(
-        np.concatenate((launching, waits.lane, waits.lane, handed.giver, handed.taker, lanes)),
-        np.concatenate(
-            (work.called[known], waits.start, waits.end, handed.given, handed.taken, times)
-        ),
+        np.concatenate((launching, waits.lane, waits.lane, given[0], taken[0], lanes)),
+        np.concatenate((work.called[known], waits.start, waits.end, given[1], taken[1], times)),
     )
     first = moments.key.size
     edges = _Edges()
-    _add_threads(edges, moments, waits, handed)
+    _add_threads(edges, moments, waits, taken)
     _add_device(edges, trace, work, first, moments.at(launching, work.called[known]))
     edges.add(first + 2 * waits.work + 1, moments.at(waits.lane, waits.end), Edge.SYNC)
-    edges.add(
-        moments.at(handed.giver, handed.given), moments.at(handed.taker, handed.taken),
-        Edge.HANDOFF,
-    )  # fmt: skip
+    edges.add(moments.at(*given), moments.at(*taken), Edge.HANDOFF)
     return _ordered(edges, moments, work, activity)
 
 
@@ -284,8 +269,10 @@ def _awaited(work: _Work, asked: Int64, released: Int64, not_on: Int32 | None = 
     return found
 
 
-def _handoffs(trace: Trace, spans: dict[int, Spans], activity: Activity) -> _Handoffs:
+def _handoffs(trace: Trace, spans: dict[int, Spans], activity: Activity) -> tuple[Int64, Int64]:
     """Find where the forward's thread handed work to the backward's, and got it back.
+
+    Return (threads, times) where work was handed over, and where it was taken up.
 
     If one thread was idle and the other stopped meanwhile, the first waited for the second.
     """
@@ -317,20 +304,20 @@ def _handoffs(trace: Trace, spans: dict[int, Spans], activity: Activity) -> _Han
                 (int(giver[i]), int(best[i]), lane, int(begins[i]))
                 for i in np.flatnonzero(giver >= 0)
             ]
-    giver_, given, taker, taken = np.array(found, dtype=np.int64).reshape(-1, 4).T
-    return _Handoffs(giver=giver_, given=given, taker=taker, taken=taken)
+    columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
+    return columns[:2], columns[2:]
 
 
-def _add_threads(edges: _Edges, moments: _Moments, waits: _Waits, handed: _Handoffs) -> None:
+def _add_threads(edges: _Edges, moments: _Moments, waits: _Waits, taken: Int64) -> None:
     """Join each moment of a thread to the next; time spent waiting could have been 0."""
     lane, time = moments.lane, moments.time
     source = np.flatnonzero(lane[1:] == lane[:-1])
     open_ = np.zeros(time.size + 1, dtype=np.int32)
     np.add.at(open_, moments.at(waits.lane, waits.start), 1)
     np.add.at(open_, moments.at(waits.lane, waits.end), -1)
-    taken = np.zeros(time.size, dtype=bool)
-    taken[moments.at(handed.taker, handed.taken)] = True
-    idle = (np.cumsum(open_)[source] > 0) | taken[source + 1]
+    takes = np.zeros(time.size, dtype=bool)
+    takes[moments.at(*taken)] = True
+    idle = (np.cumsum(open_)[source] > 0) | takes[source + 1]
     edges.add(source, source + 1, Edge.THREAD, np.where(idle, 0, time[source + 1] - time[source]))
 
 
