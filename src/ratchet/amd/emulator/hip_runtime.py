@@ -310,7 +310,7 @@ class HipRuntime:
 
     def _decoded(self, name: str) -> DecodedKernel:
         for part, text in enumerate(self._texts):
-            if text.has(name):
+            if name in text.names:
                 own = linked(text.of(name), self._placed(part))
                 return replace(decode(own), name=plain_name(name))
         raise KernelError(f"no kernel is called {name!r:.80}")

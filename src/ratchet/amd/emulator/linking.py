@@ -52,11 +52,7 @@ class KernelTexts:
                 debug = DEBUG.match(line) is not None
             if not debug:
                 self._pieces[-1][1].append(line)
-        self._names = set(re.findall(r"^\s+\.amdhsa_kernel (\S+)$", text, re.MULTILINE))
-
-    def has(self, name: str) -> bool:
-        """Return whether the text has a kernel of this name."""
-        return name in self._names
+        self.names = set(re.findall(r"^\s+\.amdhsa_kernel (\S+)$", text, re.MULTILINE))
 
     def of(self, name: str) -> str:
         """Return a kernel's text, the functions that it calls, and the data that all share.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -243,13 +244,10 @@ def is_database(path: Path) -> bool:
         return False
 
 
-@contextlib.contextmanager
-def opened(path: Path) -> Iterator[sqlite3.Connection]:
+def opened(path: Path) -> AbstractContextManager[sqlite3.Connection]:
     """Open a database to read."""
-    with contextlib.closing(
-        sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)
-    ) as connection:
-        yield connection
+    place = f"file:{quote(str(path.resolve()))}?mode=ro"
+    return contextlib.closing(sqlite3.connect(place, uri=True))
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
