@@ -28,7 +28,7 @@ def test_two_at_once_precompile_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             (folder / f"{side}.pch").touch()
 
     monkeypatch.setenv("RATCHET_CACHE", str(tmp_path))
-    monkeypatch.setattr(hip_build, "_key", lambda *_: "key")
+    monkeypatch.setattr(hip_build, "toolchain", lambda _: "key")
     monkeypatch.setattr(hip_build, "precompile", precompile)
     monkeypatch.setattr(scratch, "locked", waiting)
     with ThreadPoolExecutor(max_workers=2) as pool:
