@@ -39,6 +39,11 @@ class KernelProof:
         return self.status in ("correct", "proven")
 
     @property
+    def was_executed(self) -> bool:
+        """Return whether the judge tried it."""
+        return self.status != UNTRIED
+
+    @property
     def said(self) -> str:
         """Return the answer in words."""
         if self.is_right:

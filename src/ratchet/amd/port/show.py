@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from ratchet.amd.port.compile import Compilation, by_file
-from ratchet.amd.port.porting import UNTRIED, PortResult
+from ratchet.amd.port.porting import PortResult
 from ratchet.amd.port.rule import Finding
 from ratchet.amd.port.rules import all_rules
 from ratchet.amd.port.scan import ScannedFile
@@ -104,7 +104,7 @@ def verdicts(result: PortResult) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     executed = set()
     for proof in result.proofs:
-        if proof.status != UNTRIED:
+        if proof.was_executed:
             executed.add(proof.file)
             found.setdefault(proof.file, []).append(f"{proof.entry} {proof.said}")
     for name, compiled in by_file(result.compiled).items():
