@@ -60,7 +60,7 @@ def show_problem(problem: str | None, language: str | None, terms: Terms, *, as_
     text = None if spoken is None else template(asked, card, spoken)
     reference = standalone_reference(asked) or asked.text
     if as_json:
-        print_json(card.as_json() | {"reference": reference, "template": text})
+        print_json(document_of(card) | {"reference": reference, "template": text})
     elif text is not None:
         verbatim(make_console(), [text.rstrip()])
     else:

@@ -118,22 +118,13 @@ def check_texts(
     With `run_here`, a kernel that needs a GPU is one of them on a machine without. Returns the
     kernel of a file. It has no entry yet if only its problem names one.
     """
-    from ratchet.judge.kernels.kernel_file import load_kernel
-    from ratchet.judge.problems.problem_file import default_entry, holds_model, problem_name
+    from ratchet.judge.problems.problem_file import holds_model, problem_name
     from ratchet.judge.sandbox.accelerator import all_nodes, needed_gpu
 
     if not isinstance(problem, (str, os.PathLike)) or not isinstance(kernel, (str, os.PathLike)):
         return None
     name = problem_name(problem)
-    wanted = entry or (default_entry(name) if name else None)
-    made_up = entry is None and (wanted != name or _binds(kernel))
-    found = load_kernel(
-        kernel,
-        entry=wanted,
-        called=wanted is not None,
-        or_only_one=made_up,
-        of_model=holds_model(problem),
-    )
+    found = _loaded(kernel, name, entry, called=True, of_model=holds_model(problem))
     if run_here and not all_nodes() and (why := needed_gpu(found)):
         raise KernelError(why)
     return found
@@ -150,20 +141,28 @@ def as_kernel(
         return kernel
     if not isinstance(kernel, (str, os.PathLike)):
         raise KernelError(f"{kernel!r:.60} is not a kernel: give a file or a Kernel")
+    of_model = problem.model is not None
+    return _loaded(kernel, problem.name, entry, called=not problem.fault, of_model=of_model)
+
+
+def _loaded(
+    kernel: str | os.PathLike[str],
+    problem: str | None,
+    entry: str | None,
+    *,
+    called: bool,
+    of_model: bool,
+) -> Kernel:
+    """Return the kernel of a file for the problem of that name, which its text may not tell."""
     from ratchet.judge.kernels.kernel_file import load_kernel
     from ratchet.judge.problems.problem_file import default_entry
 
-    wanted = entry or default_entry(problem.name)
-    made_up = entry is None and (wanted != problem.name or _binds(kernel))
+    wanted = entry or (default_entry(problem) if problem else None)
+    binds = Path(kernel).suffix in (".hip", ".cu")  # an extension binds any name
     return load_kernel(
-        Path(kernel),
+        kernel,
         entry=wanted,
-        called=not problem.fault,
-        or_only_one=made_up,
-        of_model=problem.model is not None,
+        called=called and wanted is not None,
+        or_only_one=entry is None and (wanted != problem or binds),
+        of_model=of_model,
     )
-
-
-def _binds(kernel: str | os.PathLike[str]) -> bool:
-    """Return whether a file's entry may have any name: an extension binds what it likes."""
-    return Path(kernel).suffix in (".hip", ".cu")

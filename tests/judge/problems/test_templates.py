@@ -7,11 +7,13 @@ import importlib.util
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from ratchet.base.errors import CompilerMissing, KernelError
+from ratchet.base.serialise import document_of
 from ratchet.cli import main
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
@@ -71,7 +73,7 @@ def test_a_card_names_every_tensor(name: str) -> None:
     assert len(set(names)) == len(names) and all(one.isidentifier() for one in names)
     assert case.outputs is not None and len(case.outputs) == len(card.outputs)
     assert card.outputs or any(one.in_place for one in card.inputs)
-    assert ProblemCard.from_json(json.loads(json.dumps(card.as_json()))) == card
+    assert msgspec.convert(json.loads(json.dumps(document_of(card))), ProblemCard) == card
 
 
 def test_a_gradient_s_card_has_its_forward_s_names() -> None:

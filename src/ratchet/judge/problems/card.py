@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-import msgspec
 
 from ratchet.judge.problems.case import Case, TensorSpec, Tier
 from ratchet.judge.problems.problem import JUDGED_AT, Problem, Task
@@ -95,14 +93,6 @@ class ProblemCard:
     def main_case(self) -> CardCase:
         """Return the main case of a verdict: a timed one of the default tier."""
         return min(self.cases, key=_rank)
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
-
-    @staticmethod
-    def from_json(document: dict[str, object]) -> ProblemCard:
-        """Return the card that `as_json` wrote."""
-        return msgspec.convert(document, ProblemCard)
 
 
 def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:

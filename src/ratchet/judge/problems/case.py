@@ -34,11 +34,6 @@ class Structure:
     log_normalised: int | None = None
     """The same for the exponentials of the values (logarithms of probabilities)."""
 
-    @property
-    def rows_belong_together(self) -> bool:
-        """Return whether a matrix would lose its structure with some of its rows."""
-        return self.zeros or self.symmetric
-
     def words(self) -> str:
         """Return the structure in words; empty if there is none."""
         found = {

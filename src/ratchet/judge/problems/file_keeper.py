@@ -22,6 +22,7 @@ from importlib import import_module
 from ratchet.base.errors import RatchetError
 from ratchet.base.process import TICK_S, WorkLimit, families
 from ratchet.base.process.channel import Message
+from ratchet.base.serialise import document_of
 from ratchet.judge.problems.problem import Problem
 
 
@@ -130,7 +131,7 @@ def answer(request: Message) -> Message:
             from ratchet.judge.problems.card import card_of
 
             card = card_of(problem, given=request["given"], entry=request["entry"])
-            return {"problem": problem.as_json(), "card": card.as_json()}
+            return {"problem": problem.as_json(), "card": document_of(card)}
     except RatchetError as error:
         return {"fault": str(error)}
     except ModuleNotFoundError as error:

@@ -290,8 +290,8 @@ def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
     if len(rows) != 1 or any(not spec.shape for spec in inputs) or max(rows) < 4:
         return None
     pairs = zip(inputs, form.structures, strict=False)
-    if any(len(spec.shape) == 2 and kept.rows_belong_together for spec, kept in pairs):
-        return None
+    if any(len(spec.shape) == 2 and (kept.zeros or kept.symmetric) for spec, kept in pairs):
+        return None  # without some of its rows a matrix would lose its structure
     (number,) = rows
     fewer = [replace(spec, shape=(number // 2 + 1, *spec.shape[1:])) for spec in inputs]
     return Case(name="fewer rows", inputs=(*given.inputs[:count], *fewer), hidden=True)

@@ -43,6 +43,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, TextIO
 
+import msgspec
+
 from ratchet.base import files
 from ratchet.base.errors import KernelError
 from ratchet.base.process import WALL_FACTOR, watchdog
@@ -50,6 +52,7 @@ from ratchet.base.process.channel import Message
 from ratchet.judge.problems import file_keeper
 from ratchet.judge.problems.card import ProblemCard, card_of
 from ratchet.judge.problems.case import Scale
+from ratchet.judge.problems.file_keeper import DECLARED
 from ratchet.judge.problems.problem import JUDGED_AT, Problem, Tier
 
 MAX_SOURCE_BYTES: Final = 4 << 20
@@ -63,7 +66,7 @@ work; returns its answer, or a `fault`."""
 PATIENT: Final = {"OMP_WAIT_POLICY": "passive"}
 """The setting of the judge's workers: spinning threads slow down a busy machine, and `auto` would
 count the spinning as work."""
-MODEL, DECLARED, STAR = "Model", "PROBLEM", "*"
+MODEL, STAR = "Model", "*"
 MODEL_FORM: Final = ("get_inputs", "get_init_inputs")
 """The other names that a KernelBench file defines."""
 
@@ -137,7 +140,7 @@ def load_card(
     found = described(request, time_limit_s)
     if "fault" in found:
         raise KernelError(f"problem {given!r} cannot be shown: {found['fault']}")
-    return Problem.from_json(found["problem"]), ProblemCard.from_json(found["card"])
+    return Problem.from_json(found["problem"]), msgspec.convert(found["card"], ProblemCard)
 
 
 def default_entry(problem: str) -> str:

@@ -135,11 +135,6 @@ class Sandbox:
         return self.scratch is not None
 
     @property
-    def shares_user(self) -> bool:
-        """True if the candidate is the judge's own user on the judge's own machine."""
-        return self.scratch is not None and self.uid is None
-
-    @property
     def shared_folders(self) -> list[Path]:
         """Folders of the machine that the process can fill."""
         if self.scratch is None:

@@ -50,31 +50,42 @@ class RoundSeeds:
         return self._rounds[place]
 
 
-class RivalArm:
-    """A rival, driven in the same way as a candidate."""
+class RoundArm:
+    """An arm of rounds on one case: each batch has the values of its round."""
 
-    def __init__(
-        self, name: str, process: RivalProcess, rivalry: Rivalry, case: int, outputs: OutputMode
-    ) -> None:
+    def __init__(self, name: str, rivalry: Rivalry, case: int) -> None:
         self.name = name
-        self.process = process
-        self.outputs = outputs
-        self.rest_s = self.load_s = 0.0
-        """Right before each batch a GPU rests for so long, and then is kept busy."""
         self._opened, self._device_clock = rivalry.opened, rivalry.device_clock
         self._case = case
         self._seeds: RoundSeeds | None = None
         self._batch = 0
 
     def begin(self, seeds: RoundSeeds) -> None:
-        """Begin the rounds, warm or timed, and count batches from here."""
+        """Begin rounds, warm or timed, on values that the other arms take too."""
         self._seeds, self._batch = seeds, 0
+
+    def _drawn(self, calls: int) -> contextlib.AbstractContextManager[DrawnBatch]:
+        """Draw the next batch."""
+        seeds = self._seeds.of(self._batch, calls) if self._seeds is not None else ()
+        return self._opened.draw(self._case, calls, writable_inputs=False, seeds=seeds)
+
+
+class RivalArm(RoundArm):
+    """A rival, driven in the same way as a candidate."""
+
+    def __init__(
+        self, name: str, process: RivalProcess, rivalry: Rivalry, case: int, outputs: OutputMode
+    ) -> None:
+        super().__init__(name, rivalry, case)
+        self.process = process
+        self.outputs = outputs
+        self.rest_s = self.load_s = 0.0
+        """Right before each batch a GPU rests for so long, and then is kept busy."""
 
     def run(self, iterations: int) -> Timing:
         """Time one batch of calls while the reference worker is stopped."""
-        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
-        self._batch += 1
-        with self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
+        with self._drawn(iterations) as batch:
+            self._batch += 1
             self.process.resume()
             self.process.prepare(batch.layout, self.outputs)
             time.sleep(self.rest_s)
@@ -89,10 +100,8 @@ class RivalArm:
         return timing
 
 
-class CandidateArm:
+class CandidateArm(RoundArm):
     """The kernel in its sandbox. The judge compares secret calls of secret batches."""
-
-    name = CANDIDATE
 
     def __init__(
         self,
@@ -101,9 +110,8 @@ class CandidateArm:
         case: int,
         watch: Watch | None = None,
     ) -> None:
+        super().__init__(CANDIDATE, rivalry, case)
         self._candidate = candidate
-        self._opened, self._device_clock = rivalry.opened, rivalry.device_clock
-        self._case = case
         self._watch = watch
         self._watched: Set[int] = frozenset()
         self._probes: Mapping[int, int] = {}
@@ -111,15 +119,9 @@ class CandidateArm:
         self.checked = 0  # Calls that were compared, timed or of probes
         self.order_looks = 0  # Moments at which the judge saw how far the calls of a batch had come
         self._sampled: Mapping[int, int] = {}
-        self._batch = 0
-        self._seeds: RoundSeeds | None = None
         self._due: tuple[DrawnBatch, list[int], list[int]] | None = None
         """A batch, its codes, and the calls to compare at the end of the round."""
         self._held = contextlib.ExitStack()  # Holds that batch
-
-    def begin(self, seeds: RoundSeeds) -> None:
-        """Begin the rounds, warm or timed, on the same values as the rivals."""
-        self._seeds, self._batch = seeds, 0
 
     def sample(self, calls: Mapping[int, int]) -> None:
         """Compare this many calls of these batches, counted from here, in secret."""
@@ -143,11 +145,8 @@ class CandidateArm:
             self.be_watched(iterations)
         if self._batch in self._probes:
             self._be_probed(iterations, self._probes[self._batch])
-        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
         with contextlib.ExitStack() as held:
-            batch = held.enter_context(
-                self._opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds)
-            )
+            batch = held.enter_context(self._drawn(iterations))
             wall_time_s, cpu_time_s, codes = self._go(batch, iterations)
             if any(codes):
                 raise fault("wrong", f"right before it was timed, then it returned {codes}")

@@ -131,7 +131,7 @@ class CandidateProcess:
         """The longest first call on new sizes; a new process takes that time again."""
         self.censuses: list[tuple[BatchLayout, object]] | None = None
         """If it is a list, a Python kernel's batches are counted: their layout and the census."""
-        if self.sandbox.shares_user:
+        if self.sandbox.kept and self.sandbox.uid is None:  # it is this user's, on this machine
             families.hide_memory()  # it holds the batches that this candidate must not see yet
         headroom = Headroom(
             self.sandbox.shared_folders,

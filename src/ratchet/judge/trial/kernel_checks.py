@@ -23,11 +23,6 @@ _FAULT = re.compile(
 _BEYOND = re.compile(r"an access of \d+ bytes (?:ends|lies|at \d+ is outside)")
 
 
-def is_fault(reason: str) -> bool:
-    """Return whether a reason tells of a race, or of an access out of bounds."""
-    return wrong_words(reason) is not None
-
-
 def wrong_words(reason: str) -> str | None:
     """Return the reason of a `wrong` verdict for such a fault of machine code; None for others."""
     found = _FAULT.search(reason)
@@ -135,7 +130,7 @@ def _check_other_sizes(
     except CandidateFault as error:
         decided = error.decided
         rejects = error.raised or process is not None
-        if not rejects or is_fault(decided.reason) or decided.status not in REJECTING:
+        if not rejects or wrong_words(decided.reason) or decided.status not in REJECTING:
             raise
         checked.apart.add(index)
         return None, f"it takes the sizes of the problem's file alone: {decided.reason}"

@@ -223,7 +223,11 @@ class SharedCompilations:
         if self._packed is not None:
             self._packed.close()
         try:
-            opened.compile_into(self._folder)
+            opened.ask(
+                do="compile into",
+                folder=str(self._folder),
+                compile_limit_s=opened.compile_limit_s,
+            )
         except ReferenceFault as error:
             detail = f"each process compiles alone: {error}"
         else:

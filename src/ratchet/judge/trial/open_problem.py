@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 from ratchet.base.errors import JudgeError
@@ -157,22 +156,11 @@ def undisturbed(
     return found, ""
 
 
-SLOWEST_FACTOR = 100.0
-"""The judge gives up a kernel that is this many times slower than the reference."""
-
-
-SLOWEST_FLOOR_S = 10.0
-
-
+SLOWEST_FACTOR, SLOWEST_FLOOR_S = 100.0, 10.0
+"""The judge gives up a kernel that is this many times slower than the reference, and so long."""
 TORCH_BYTES = 32 << 30  # Address space that torch takes
-
-
 MARGIN_BYTES = 4 << 30  # Address space beyond the tensors: the interpreter, threads' stacks, OpenMP
-
-
 SHOWN_INPUTS = 4
-
-
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
 """torch.compile of the reference may take this long, this share of the time left, and at least the
 last of these."""
@@ -399,13 +387,6 @@ class OpenProblem:
             yield
         finally:
             self.reference.resume()
-
-    def compile_into(self, folder: Path) -> None:
-        """Have the reference worker compile the reference for every case, into a folder.
-
-        Raises ReferenceFault if it cannot.
-        """
-        self.ask(do="compile into", folder=str(folder), compile_limit_s=self.compile_limit_s)
 
     @property
     def compile_limit_s(self) -> float:

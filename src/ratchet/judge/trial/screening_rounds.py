@@ -21,7 +21,15 @@ from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.process import Clock
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.targets import targets
-from ratchet.judge.trial.arms import REFERENCE, RivalArm, RoundSeeds, output_mode, run_batch, warm
+from ratchet.judge.trial.arms import (
+    REFERENCE,
+    RivalArm,
+    RoundArm,
+    RoundSeeds,
+    output_mode,
+    run_batch,
+    warm,
+)
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import check_call
 from ratchet.judge.trial.open_problem import CaseFacts, OpenProblem, Rivalry
@@ -69,7 +77,7 @@ class SharedRounds:
         """The call, by its round."""
 
 
-class ScreenedArm:
+class ScreenedArm(RoundArm):
     """A candidate in its sandbox. The judge compares the outputs of one secret call of a round."""
 
     def __init__(
@@ -81,19 +89,16 @@ class ScreenedArm:
         lose: Callable[[Decided], None],
     ) -> None:
         """`lose` is called once it is out, with the reason."""
-        self.name = name
+        super().__init__(name, rivalry, case)
         self.process = process
         self.is_out = False
-        self._opened, self._device_clock = rivalry.opened, rivalry.device_clock
-        self._case = case
         self._lose = lose
         self._rounds: SharedRounds | None = None
-        self._seeds: RoundSeeds | None = None
-        self._batch = 0
 
     def begin(self, seeds: RoundSeeds, rounds: SharedRounds | None = None) -> None:
-        """Begin rounds on values that the other arms take too: warm ones, or timed `rounds`."""
-        self._seeds, self._rounds, self._batch = seeds, rounds, 0
+        """Begin warm rounds, or timed `rounds`."""
+        super().begin(seeds)
+        self._rounds = rounds
 
     def warm(self, calls: int) -> None:
         """Run untimed batches; one is enough for a worker that keeps no heap of results."""
@@ -117,9 +122,8 @@ class ScreenedArm:
 
     def _run(self, iterations: int) -> Timing:
         opened, rounds = self._opened, self._rounds
-        seeds = self._seeds.of(self._batch, iterations) if self._seeds is not None else ()
         limit_s = opened.cases[self._case].limit_s(iterations)
-        with opened.draw(self._case, iterations, writable_inputs=False, seeds=seeds) as batch:
+        with self._drawn(iterations) as batch:
             wall_time_s, cpu_time_s, codes = run_batch(self.process, opened, batch, limit_s)
             call = None if rounds is None else rounds.compared.get(self._batch)
             if call is not None:

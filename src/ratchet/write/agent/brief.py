@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.base import Json
 from ratchet.base.devices import catalogue
@@ -19,6 +21,7 @@ from ratchet.base.errors import KnowledgeError, RatchetError
 from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.base.ledger.books import ExchangeBook
 from ratchet.base.process.channel import Message
+from ratchet.base.serialise import document_of
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.card import ProblemCard, TensorForm, card_of
 from ratchet.judge.problems.problem import Problem, reference_text
@@ -104,7 +107,7 @@ def _card(problem: Problem) -> ProblemCard:
     found = described(request, CARD_LIMIT_S)
     if "fault" in found:
         raise RatchetError(f"problem {problem.name!r} cannot be shown: {found['fault']}")
-    return ProblemCard.from_json(found["card"])
+    return msgspec.convert(found["card"], ProblemCard)
 
 
 def _case_lines(card: ProblemCard) -> list[str]:
@@ -137,7 +140,7 @@ def _start(problem: Problem, card: ProblemCard, language: Language) -> str:
 def answer(request: Message) -> dict[str, object]:
     """Return the `card` of the request's problem, for a kernel named `entry`."""
     problem = Problem.from_json(request["problem"])
-    return {"card": card_of(problem, given=problem.name, entry=request["entry"]).as_json()}
+    return {"card": document_of(card_of(problem, given=problem.name, entry=request["entry"]))}
 
 
 SHOWN: Final[Mapping[str, str]] = {
