@@ -24,8 +24,7 @@ class Evidence(_Frozen, frozen=True, kw_only=True):
     """One check and its result."""
 
     check: str
-    passed: bool | None
-    """None if it does not apply: the kernel declined the case, for example."""
+    passed: bool | None  # None if it does not apply: the kernel declined the case, for example
     detail: str = ""
 
 
@@ -39,8 +38,7 @@ class TimedSample(_Frozen, frozen=True, kw_only=True):
     position: int
     iterations: int
     wall_time_s: float
-    cpu_time_s: float
-    """Reported by the arm's own process: a claim, if it is a candidate."""
+    cpu_time_s: float  # Reported by the arm's own process: a claim, if it is a candidate
 
 
 class Speedups(_Frozen, frozen=True, kw_only=True):
@@ -53,14 +51,11 @@ class Speedups(_Frozen, frozen=True, kw_only=True):
 class EmulatedLine(_Frozen, frozen=True, kw_only=True):
     """Exact counts of one source line of a kernel in one call."""
 
-    place: str
-    """`file:line`, or "" for instructions without one."""
+    place: str  # `file:line`, or "" for instructions without one
     instructions: int
-    cycles: int
-    """Cycles of the vector and matrix instructions in the SIMD."""
+    cycles: int  # Cycles of the vector and matrix instructions in the SIMD
     lanes_off: float
-    lines_64: int
-    """Lines of 64 bytes that its accesses needed, counted per access."""
+    lines_64: int  # Lines of 64 bytes that its accesses needed, counted per access
     lds_conflicts: int
     assembly: list[tuple[str, int]] = []
     """Its instructions in order, with their executions by waves; only the hottest of many."""
@@ -69,12 +64,9 @@ class EmulatedLine(_Frozen, frozen=True, kw_only=True):
 class EmulatedTimeline(_Frozen, frozen=True, kw_only=True):
     """The source line that each wave of the first workgroup ran, in order of issue, not time."""
 
-    cycles: int
-    """Counted until the last wave ends; waves leave a barrier together."""
-    slot: int
-    """Cycles of a slot, which shows the line with most of them."""
-    barriers: list[int]
-    """Their places, in cycles."""
+    cycles: int  # Counted until the last wave ends; waves leave a barrier together
+    slot: int  # Cycles of a slot, which shows the line with most of them
+    barriers: list[int]  # Their places, in cycles
     places: list[str]
     waves: list[list[tuple[int, int, int]]]
     """For each wave: the index of a place, its first slot and one past its last."""
@@ -87,34 +79,23 @@ class EmulatedKernel(_Frozen, frozen=True, kw_only=True):
     launches: int
     programs: int
     waves: int
-    instructions: int
-    """All instructions that waves executed."""
-    vector_instructions: int
-    """Without the matrix instructions."""
+    instructions: int  # All instructions that waves executed
+    vector_instructions: int  # Without the matrix instructions
     scalar_instructions: int
     matrix_instructions: dict[str, int]
-    lanes_off: float
-    """Share of lanes that were off, over all instructions."""
-    accessed_bytes: int
-    """Bytes of tensors that lanes read or wrote."""
-    touched_bytes: int
-    """Bytes of tensors in whole lines of 64 bytes, counted once per launch."""
-    lines_64: int
-    """Lines of 64 bytes that accesses needed, counted per access."""
+    lanes_off: float  # Share of lanes that were off, over all instructions
+    accessed_bytes: int  # Bytes of tensors that lanes read or wrote
+    touched_bytes: int  # Bytes of tensors in whole lines of 64 bytes, counted once per launch
+    lines_64: int  # Lines of 64 bytes that accesses needed, counted per access
     lds_bytes: int
-    lds_conflicts: int
-    """Cycles added by accesses to the same bank of the LDS."""
-    lines: list[EmulatedLine] = []
-    """The lines with most of the work, in descending order."""
-    vgprs: int | None = None
-    """Vector registers of a lane, including accumulation registers."""
+    lds_conflicts: int  # Cycles added by accesses to the same bank of the LDS
+    lines: list[EmulatedLine] = []  # The lines with most of the work, in descending order
+    vgprs: int | None = None  # Vector registers of a lane, including accumulation registers
     workgroup_waves: int | None = None
     workgroup_lds_bytes: int | None = None
-    occupancy_waves: int | None = None
-    """Most waves of a SIMD; `max_waves` if nothing limits them."""
+    occupancy_waves: int | None = None  # Most waves of a SIMD; `max_waves` if nothing limits them
     max_waves: int | None = None
-    occupancy_limit: str = ""
-    """`registers`, `lds`, `workgroups` or `none`."""
+    occupancy_limit: str = ""  # `registers`, `lds`, `workgroups` or `none`
     timeline: EmulatedTimeline | None = None
 
 
@@ -141,8 +122,7 @@ class EmulatedCase(_Frozen, frozen=True, kw_only=True):
     reference_bounds: list[EmulatedBound] = []
     estimated_speedup: float | None = None
     """The reference's bound over this one, on the first device: of lower bounds, not timed."""
-    no_estimate: str = ""
-    """Why there is no `estimated_speedup`, if one was wanted."""
+    no_estimate: str = ""  # Why there is no `estimated_speedup`, if one was wanted
 
 
 class Verdict(_Frozen, frozen=True, kw_only=True):
@@ -190,12 +170,10 @@ class Screening:
     low: float | None = None
     high: float | None = None
     """Ends of the ratio's 95 % interval within this one start of the processes."""
-    time_s: float | None = None
-    """Seconds of one call, the geometric mean over the timed cases."""
+    time_s: float | None = None  # Seconds of one call, the geometric mean over the timed cases
     against_best: float | None = None
     """Time of the best kernel so far over this kernel's time. None if there was none to compare."""
-    evidence: tuple[str, ...] = ()
-    """The checks, one line each, for the kernel's author."""
+    evidence: tuple[str, ...] = ()  # The checks, one line each, for the kernel's author
     static_rank: tuple[float, ...] = ()
     """Smaller is better: the order among kernels that cannot be timed here."""
 
@@ -213,10 +191,8 @@ class Decided:
     """The answer with which a trial ends."""
 
     status: Status
-    reason: str
-    """One printable line: a candidate may have chosen the words."""
-    not_timed: str = ""
-    """Why the speed of a right kernel is unknown."""
+    reason: str  # One printable line: a candidate may have chosen the words
+    not_timed: str = ""  # Why the speed of a right kernel is unknown
     speedup: Speedups = field(default_factory=Speedups)
 
     def __post_init__(self) -> None:

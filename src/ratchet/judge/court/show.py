@@ -101,11 +101,8 @@ def _kernel(key: str, targets: Mapping[str, Mapping[str, Json]]) -> m.ReportSect
     rows = dict.fromkeys(fact for one in facts.values() for fact in one)
     shown = [(fact, *(one.get(fact, ABSENT) for one in facts.values())) for fact in rows]
     said = [f"{name}: {one_note}" for name, one in here.items() for one_note in one["notes"]]
-    return m.section(key, _texts(("", *here), shown), *_notes(said))
-
-
-def _texts(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> m.ResultTable:
-    return m.grid(titles, rows, left=len(titles))
+    titles = ("", *here)
+    return m.section(key, m.grid(titles, shown, left=len(titles)), *_notes(said))
 
 
 def _facts(one: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
@@ -172,7 +169,7 @@ def _bounds(bounds: Sequence[Mapping[str, Json]], document: Mapping[str, Json]) 
         )
         for bound in bounds
     ]
-    table = _texts(("device", "time", "matrix", "memory", "limit"), rows)
+    table = m.grid(("device", "time", "matrix", "memory", "limit"), rows, left=5)
     said = _notes([*formulas, str(document.get("assumes", ""))])
     return m.section("No faster than (estimate)", table, *said)
 

@@ -44,11 +44,7 @@ RowStatus = Status | Literal["unanswered", "not_reached"]
 Rival = Literal["vs_reference", "vs_compile"]
 
 
-class _ScoreModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    pass
-
-
-class SuiteRow(_ScoreModel, kw_only=True):
+class SuiteRow(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One problem of a suite and the outcome for the kernel that answers it."""
 
     name: str
@@ -71,7 +67,7 @@ class SuiteRow(_ScoreModel, kw_only=True):
         return getattr(self.speedup, rival) if self.right else None
 
 
-class Score(_ScoreModel, kw_only=True):
+class Score(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The score against one rival."""
 
     measured: int  # Number of right kernels with a measured ratio
@@ -93,7 +89,7 @@ class Score(_ScoreModel, kw_only=True):
     """Geometric mean over measured problems only; it does not show how many failed."""
 
 
-class SuiteSummary(_ScoreModel, kw_only=True):
+class SuiteSummary(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """All counts and scores of one set of problems."""
 
     problems: int
@@ -153,7 +149,7 @@ def answered(rows: Sequence[SuiteRow]) -> list[SuiteRow]:
     return [row for row in rows if row.status not in ("unanswered", "not_reached")]
 
 
-class SuiteResult(_ScoreModel, kw_only=True):
+class SuiteResult(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The whole result of `ratchet judge --suite`: the document behind the table and the page."""
 
     suite: str

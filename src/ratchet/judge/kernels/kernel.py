@@ -22,13 +22,10 @@ TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 class Kernel:
     """Source text, its entry point and its schedule parameters."""
 
-    name: str
-    """A name for people; not part of the hash."""
+    name: str  # A name for people; not part of the hash
     language: Language
-    source: str
-    """Self-contained text: Ratchet's own headers are inlined first."""
-    entry: str
-    """The name of the C function, or of the Python function."""
+    source: str  # Self-contained text: Ratchet's own headers are inlined first
+    entry: str  # The name of the C function, or of the Python function
     schedule: tuple[tuple[str, str], ...] = ()
     """Parameters of this variant; in cpp they become -D macros."""
 

@@ -19,16 +19,11 @@ from ratchet.judge.abi import DTYPE_CODES
 class Structure:
     """The structure that all draws of one input of a problem's file share."""
 
-    zeros: bool = False
-    """Some elements are always zero: a triangle, a diagonal, a band."""
-    symmetric: bool = False
-    """The last two dimensions form a symmetric matrix."""
-    definite: bool = False
-    """That matrix is positive definite."""
-    codes: bool = False
-    """Integers, or few distinct values: masks, labels, signs."""
-    sign: int = 0
-    """-1: never above zero; 1: always clearly above zero."""
+    zeros: bool = False  # Some elements are always zero: a triangle, a diagonal, a band
+    symmetric: bool = False  # The last two dimensions form a symmetric matrix
+    definite: bool = False  # That matrix is positive definite
+    codes: bool = False  # Integers, or few distinct values: masks, labels, signs
+    sign: int = 0  # -1: never above zero; 1: always clearly above zero
     normalised: int | None = None
     """The dimension, counted from the end, over which the values sum to one (probabilities)."""
     log_normalised: int | None = None
@@ -79,8 +74,7 @@ LAYOUTS: Final = ("contiguous", "transposed", "strided", "broadcast", "heads")
 Tier = Literal["ci", "cpu", "gpu"]
 Scale = float | Literal["auto", "emulated"] | None
 """Shrinks a problem in KernelBench's form: to this machine, to its emulator, or by a factor."""
-Task = Literal["own", "any"]
-"""`own`: the work must run in the kernel's own code, not in a library."""
+Task = Literal["own", "any"]  # `own`: the work must run in the kernel's own code, not in a library
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +86,7 @@ class TensorSpec:
     """torch's name: float32, bfloat16, float16, float64, float8_e4m3fn, float8_e5m2, int64, int32,
     int8, uint8 or bool. Real distributions are drawn in float32 and rounded to the dtype (e4m3
     saturates at 448). Integers below 0 or above 127 need `integers` with their range."""
-    distribution: str = "normal"
-    """One of DISTRIBUTIONS."""
+    distribution: str = "normal"  # One of DISTRIBUTIONS
     layout: str = "contiguous"
     """One of LAYOUTS: `transposed` swaps the last two dimensions in memory, `strided` leaves
     gaps between rows, `broadcast` repeats the first row with stride 0, `heads` is a
@@ -136,10 +129,8 @@ class Case:
     name: str
     inputs: tuple[TensorSpec, ...]
     scalars: tuple[float, ...] = ()
-    timed: bool = False
-    """The judge times this case."""
-    hidden: bool = False
-    """Authors do not see this case."""
+    timed: bool = False  # The judge times this case
+    hidden: bool = False  # Authors do not see this case
     grown: bool = False
     """Not of the problem's own sizes: a kernel need not take them, but may not be inexact there."""
     tier: Tier = "cpu"
@@ -167,15 +158,13 @@ class ModelForm:
     The inputs of the problem's cases are the model's state, then the tensors of its call.
     """
 
-    init: str
-    """The constructor's arguments, as the Python literal of a list."""
+    init: str  # The constructor's arguments, as the Python literal of a list
     arguments: tuple[str | None, ...]
     """Arguments of a call: None for a tensor, else a Python literal."""
     state: tuple[str, ...]
     """Names of the parameters and buffers that the harness sets, in the order of the inputs, and
     then `attributes`."""
-    training: bool = True
-    """The model's mode; KernelBench leaves models in training mode."""
+    training: bool = True  # The model's mode; KernelBench leaves models in training mode
     structures: tuple[Structure, ...] = ()
     """Structure that hidden variations keep, for each tensor of the call."""
     attributes: tuple[str, ...] = ()

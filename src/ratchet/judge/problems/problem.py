@@ -60,8 +60,7 @@ the first of `LARGEST_FIRST`."""
 class Problem:
     """A reference, the cases to judge, and the tolerance."""
 
-    name: str
-    """Entry of the kernels that answer it, for a problem of the library."""
+    name: str  # Entry of the kernels that answer it, for a problem of the library
     reference: str
     """"module:function", called as f(*tensors, scalars); returns a tuple: the new values of
     in-place tensors in input order, then the outputs. It must also run on float64 inputs."""
@@ -78,12 +77,10 @@ class Problem:
     text: str = ""
     """Source of the problem's file. If it is set, the reference and the check are looked up in it,
     and it runs in worker processes only."""
-    model: ModelForm | None = None
-    """The model's form, for a file in KernelBench's format."""
+    model: ModelForm | None = None  # The model's form, for a file in KernelBench's format
     notes: tuple[str, ...] = ()
     """Changes to a file's problem that make it fit this machine: sizes, the mode."""
-    fault: str = ""
-    """Reason why the judge refuses it; empty if it is fine."""
+    fault: str = ""  # Reason why the judge refuses it; empty if it is fine
 
     @property
     def tiers(self) -> tuple[Tier, ...]:

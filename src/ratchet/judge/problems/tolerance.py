@@ -40,8 +40,7 @@ times."""
 PART: Final = 1 << 15
 """Elements that are compared at a time: they fit in a second-level cache, and torch starts no
 thread for so few."""
-LEAST_OFF: Final = 2
-"""Number of codes that may always be off, if a problem allows any."""
+LEAST_OFF: Final = 2  # Number of codes that may always be off, if a problem allows any
 STAGNANT: Final = (6.0, 128.0)
 """Loss of a reference's own sums, in eps of float32 in the root mean square, from which they count
 as stagnant, and above which they are not in float32."""
@@ -66,8 +65,7 @@ class OutputCheck:
     """Result of one output's comparison; errors are relative to the bound (1.0 passes)."""
 
     passed: bool
-    element_ratio: float
-    """At most, where every element meets the least of all bounds."""
+    element_ratio: float  # At most, where every element meets the least of all bounds
     norm_ratio: float
     detail: str
 
@@ -80,14 +78,10 @@ class Loss:
     """
 
     largest: float = 0.0
-    typical: float = 0.0
-    """The root mean square."""
-    terms: float = 1.0
-    """Number of elements of an input that an element of the output depends on."""
-    condition: float = 1.0
-    """Amplification of a small change of the inputs."""
-    single: float = 1.0
-    """The same for the element that moves furthest, if that is more."""
+    typical: float = 0.0  # The root mean square
+    terms: float = 1.0  # Number of elements of an input that an element of the output depends on
+    condition: float = 1.0  # Amplification of a small change of the inputs
+    single: float = 1.0  # The same for the element that moves furthest, if that is more
 
     def sequential(self, eps: float, lost: float, *, single: bool = False) -> float:
         """Return the error allowed to a plain sum in one accumulator, in the same units.
@@ -124,8 +118,7 @@ class Tolerance:
     the error allowed to a plain sum in float32 (in float64 for float64 outputs).
     """
 
-    exact: bool = False
-    """A pure copy: every bit must agree."""
+    exact: bool = False  # A pure copy: every bit must agree
     reference_factor: float = 3.0
     ulps: float = 2.0
     code_slack: int = 0
