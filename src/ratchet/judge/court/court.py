@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -134,12 +133,7 @@ class Court:
     def __enter__(self) -> Court:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.fleet.close()
         if self._owned:
             self.ledger.close()

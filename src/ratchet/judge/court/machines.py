@@ -29,17 +29,14 @@ class Fleet(Protocol):
     @property
     def width(self) -> int:
         """Return how many candidates are judged at once."""
-        ...
 
     @property
     def versions(self) -> Software:
         """Return the software on every machine."""
-        ...
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Return a line for each machine that does not take part, with the reason."""
-        ...
 
     def device(self, name: str) -> Device:
         """Return what `auto`, `cpu`, `cuda` or `cuda:N` names on every machine.
@@ -47,7 +44,6 @@ class Fleet(Protocol):
         Raises:
             DeviceError: there is no such device.
         """
-        ...
 
     def screen(
         self,
@@ -58,7 +54,6 @@ class Fleet(Protocol):
         best: Kernel | None = None,
     ) -> Sequence[Screening]:
         """Return a quick estimate of each kernel, in their order; see `KernelJudge.screen`."""
-        ...
 
     def judge(
         self,
@@ -72,11 +67,9 @@ class Fleet(Protocol):
 
         `then` is the kernel to be judged after them; its compiler may start meanwhile.
         """
-        ...
 
     def close(self) -> None:
         """End what the fleet runs."""
-        ...
 
 
 class LocalFleet:
