@@ -2,8 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COMMA := ,
-# Tests wait for processes of their own a quarter of the time: one more worker than cores keeps them busy.
-WORKERS := $(shell n=$$(nproc); [ $$n -lt 8 ] && echo $$((n + 1)) || echo 8)
+# A worker collects all tests and imports torch, its compiler and transformers: over half a minute of one core.
+WORKERS := $(shell n=$$(nproc); [ $$n -lt 4 ] && echo $$n || echo 4)
 
 # An installed torch (ROCm, CUDA or CPU) is used as it is, with the triton that it brings; only without
 # one are the pinned builds installed. Triton is installed where it is missing and has a wheel: it also

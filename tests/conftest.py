@@ -36,6 +36,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy")
+# The emulator's code compiles in a ninth of the time, and the kernels of tests are small.
+os.environ.setdefault("RATCHET_EMULATOR_OPT", "-O2" if EVERYTHING else "-O0")
 SKIPPED = pytest.mark.skip(reason="thorough: RATCHET_TEST=all runs it too")
 MORE_EXAMPLES = (
     "test_constructs_do_what_their_names_say[gfx1100]",
@@ -118,6 +120,10 @@ MORE_EXAMPLES = (
     "test_equal_sides_agree[vit",
     "test_convolutions_are_right[float32-read",
     "test_convolutions_are_right[bfloat16-read-macros3]",
+    # Beside a judge, the same file's daemon ends too.
+    "test_a_daemon_ends_when_the_file_has_been_read[alone]",
+    # The loop and its checkpoints are the same in fp32, and a GradScaler has a test of its own.
+    "test_a_plain_loop_learns_the_same_and_its_checkpoints_go_both_ways[scaled bf16]",
     # The other one leaves its family first, and ends all the same.
     "test_a_daemon_ends_with_its_namespace[daemon]",
     "test_a_daemon_ends_where_there_is_no_namespace[daemon]",
@@ -231,8 +237,11 @@ def kept_judges() -> Iterator[dict[int | None, KernelJudge]]:
 
 @pytest.fixture(scope="session")
 def judge(kept_judges: dict[int | None, KernelJudge]) -> KernelJudge:
-    """The judge of all tests that ask for answers: its workers take seconds to start."""
-    return kept_judges.setdefault(None, PatientJudge())
+    """The judge of all tests that ask for answers: its workers take seconds to start.
+
+    With one thread, since those that wait for others spin.
+    """
+    return kept_judges.setdefault(1, PatientJudge(threads=1))
 
 
 @pytest.fixture
@@ -244,6 +253,7 @@ def one_judge(kept_judges: dict[int | None, KernelJudge], monkeypatch: pytest.Mo
     opened = KernelJudge
 
     def lend(*, threads: int | None = None) -> LentJudge:
+        threads = 1 if threads is None else threads
         if threads not in kept_judges:
             kept_judges[threads] = opened(threads=threads)
         return LentJudge(kept_judges[threads])
@@ -306,9 +316,9 @@ def new_database() -> Iterator[Callable[[], str]]:
 
 
 @pytest.fixture(scope="session")
-def court(kept_judges: dict[int | None, KernelJudge]) -> KernelJudge:
-    """A judge with one thread."""
-    return kept_judges.setdefault(1, PatientJudge(threads=1))
+def court(judge: KernelJudge) -> KernelJudge:
+    """The same judge, where a test of the court names a fixture of its own `judge`."""
+    return judge
 
 
 @pytest.fixture

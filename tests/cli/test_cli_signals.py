@@ -110,7 +110,7 @@ def test_a_terminated_command_leaves_nothing(place: Path, command: str) -> None:
     "sent", [pytest.param(signal.SIGHUP, marks=pytest.mark.thorough), signal.SIGINT]
 )
 def test_other_signals_that_end_a_command_leave_nothing(place: Path, sent: signal.Signals) -> None:
-    process = start(place, *COMMANDS["compare"])
+    process = start(place, *COMMANDS["bisect"])
     process.send_signal(sent)
     process.communicate(timeout=60)
     assert process.returncode == 128 + sent

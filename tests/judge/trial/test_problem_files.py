@@ -116,9 +116,12 @@ BAD = {
         for at, what in enumerate(BAD)
     ],
 )
-def test_a_problem_that_cannot_be_judged_says_why(what: str, tmp_path: Path) -> None:
+def test_a_problem_that_cannot_be_judged_says_why(
+    what: str, judge: KernelJudge, tmp_path: Path
+) -> None:
     answer, words = BAD[what]
-    problem = model(tmp_path, answer)
+    path = written(tmp_path, MODEL.format(answer=answer, batch=16))
+    problem = load_problem(path, scale=None, describe=judge.describe)
     assert words in problem.fault
     assert "\n" not in problem.fault
     assert problem.cases == ()

@@ -14,9 +14,9 @@ from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
 from ratchet.scale.optimize import run
-from ratchet.scale.parallel import launch, turn
+from ratchet.scale.parallel import bench, launch, turn
 from ratchet.scale.parallel.bench import bench_parallel, record_parallel
-from ratchet.scale.parallel.launch import run_ranks
+from ratchet.scale.parallel.launch import Communication, run_ranks
 from ratchet.scale.parallel.levers import (
     LEVERS,
     ONE_PROCESS,
@@ -25,7 +25,7 @@ from ratchet.scale.parallel.levers import (
     find_rank_levers,
     why_no_process,
 )
-from ratchet.scale.parallel.rank import WARMUP_STEPS, ArmOnRank, RankRequest
+from ratchet.scale.parallel.rank import WARMUP_STEPS, ArmOnRank, RankRequest, RankResult
 from ratchet.scale.parallel.show import parallel_bench_report, parallel_turn_report
 from ratchet.scale.parallel.turn import OneProcess
 from ratchet.train.levers import Lever, Situation
@@ -51,6 +51,30 @@ def make():
         return built.loss(model, batch)
     return replace(built, loss=loss)
 """
+
+
+def rank_result(rank: int, times_s: list[float]) -> RankResult:
+    arm = ArmOnRank(
+        first_step_s=1.0, times_s=times_s, peak_memory_bytes=100 + rank, losses=[3.0] * 6
+    )
+    return RankResult(
+        rank=rank, host="here", device="cpu", threads=1, unit="tokens", items_per_step=512,
+        sequence=64, parameters=9, samples=[], arms={bench.ARM: arm},
+    )  # fmt: skip
+
+
+def test_the_slowest_rank_of_each_step_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks are made up; those of the long tier are real."""
+    ranks = (rank_result(0, [1.0, 1.0, 4.0]), rank_result(1, [2.0, 2.0, 3.0]))
+    talk = [Communication(total_s=0.5, exposed_s=one) for one in (0.1, 0.4)]
+    monkeypatch.setattr(bench, "run_ranks", lambda *_: ranks)
+    monkeypatch.setattr(bench, "communication_of", lambda _: talk.pop(0))
+    found = bench_parallel(
+        "llama-tiny", parse_parallel("fsdp=2"), options={"device": "cpu"}, steps=3
+    )
+    assert (found.step_time_s, found.slowest_rank, found.tokens_per_s) == (2.0, 1, 256.0)
+    assert (found.exposed_communication_s, found.peak_memory_bytes) == (0.4, 101)
+    assert [one.step_time_s for one in found.ranks] == [1.0, 2.0]
 
 
 def test_bench_tells_each_rank_and_the_slowest_decides(
