@@ -237,11 +237,8 @@ def kept_judges() -> Iterator[dict[int | None, KernelJudge]]:
 
 @pytest.fixture(scope="session")
 def judge(kept_judges: dict[int | None, KernelJudge]) -> KernelJudge:
-    """The judge of all tests that ask for answers: its workers take seconds to start.
-
-    With one thread, since those that wait for others spin.
-    """
-    return kept_judges.setdefault(1, PatientJudge(threads=1))
+    """The judge of all tests that ask for answers: its workers take seconds to start."""
+    return kept_judges.setdefault(None, PatientJudge())
 
 
 @pytest.fixture
@@ -253,7 +250,6 @@ def one_judge(kept_judges: dict[int | None, KernelJudge], monkeypatch: pytest.Mo
     opened = KernelJudge
 
     def lend(*, threads: int | None = None) -> LentJudge:
-        threads = 1 if threads is None else threads
         if threads not in kept_judges:
             kept_judges[threads] = opened(threads=threads)
         return LentJudge(kept_judges[threads])
@@ -317,7 +313,7 @@ def new_database() -> Iterator[Callable[[], str]]:
 
 @pytest.fixture(scope="session")
 def court(judge: KernelJudge) -> KernelJudge:
-    """The same judge, where a test of the court names a fixture of its own `judge`."""
+    """The same judge, for tests that judge by names, files and targets."""
     return judge
 
 
