@@ -109,7 +109,16 @@ def test_a_new_policy_takes_its_place_once_its_round_is_noted(
         )
         (tmp_path / name / "policy.json").write_bytes(msgspec.json.encode(card))
     nothing: Any = None
-    loop = Loop(LearnConfig(), nothing, nothing, tmp_path, nothing)
+    loop = Loop(
+        config=LearnConfig(),
+        court=nothing,
+        out=tmp_path,
+        show=nothing,
+        rounds=1,
+        budget_s=1.0,
+        train=nothing,
+        unseen=nothing,
+    )
     loop.rows = [msgspec.structs.replace(one, kept=kept) for one in report(running=False).rounds]
     loop._put_in_place()
     assert read_card(tmp_path / "policy").stage == left
