@@ -21,7 +21,7 @@ from ratchet.write.writing_result import GROUP, WritingRequest, unknown_author
 class GivenAuthor:
     """Proposes kernels that exist already, each once."""
 
-    def __init__(self, name: str, kernels: Sequence[Kernel], *, note: str = "") -> None:
+    def __init__(self, name: str, kernels: Sequence[Kernel], *, note: str) -> None:
         self.name = name
         self._left = list(kernels)
         self._note = note
@@ -33,7 +33,7 @@ class GivenAuthor:
         ]
 
 
-def library_author(problem: Problem, *, name: str = "library") -> GivenAuthor:
+def library_author(problem: Problem) -> GivenAuthor:
     """Return the author that proposes the shipped kernels for a problem, in C++ and in Triton.
 
     A kernel of the library answers the problem that has its name; the judge finds out whether a
@@ -44,9 +44,8 @@ def library_author(problem: Problem, *, name: str = "library") -> GivenAuthor:
     from ratchet.judge.kernels.library.sources import ANY_GPU
 
     found = [kernels_for(target).get(problem.name) for target in (best_isa(), ANY_GPU)]
-    return GivenAuthor(
-        name, [one for one in found if one is not None], note="from the shipped library"
-    )
+    kernels = [one for one in found if one is not None]
+    return GivenAuthor("library", kernels, note="from the shipped library")
 
 
 EARLIER: Final = "ledger"  # Name of the author that proposes what an earlier run proved

@@ -115,11 +115,11 @@ class CommitSearch:
     def best(self) -> int:
         return int(np.argmax(self.posterior))
 
-    def credible(self, mass: float = STOP) -> list[int]:
-        """Return the fewest commits that hold this much of their probability, in their order."""
+    def credible(self) -> list[int]:
+        """Return the fewest commits that hold STOP of their probability, in their order."""
         share = self.posterior / self.posterior.sum()
         order = np.argsort(-share, kind="stable")
-        needed = int(np.searchsorted(np.cumsum(share[order]), mass - 1e-12)) + 1
+        needed = int(np.searchsorted(np.cumsum(share[order]), STOP - 1e-12)) + 1
         return sorted(int(one) for one in order[:needed])
 
     def _weigh(self) -> None:

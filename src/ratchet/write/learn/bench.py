@@ -272,9 +272,9 @@ def is_dead(rewards: Sequence[float]) -> bool:
     return len(rewards) < 2 or max(rewards) - min(rewards) < 1e-9
 
 
-def is_jump(earlier: Sequence[float], now: float, *, least: int = 6) -> bool:
+def is_jump(earlier: Sequence[float], now: float) -> bool:
     """Return whether a mean reward is 4 standard deviations, and 0.25, above those before it."""
-    if len(earlier) < least:
+    if len(earlier) < 6:
         return False
     last = list(earlier)[-16:]
     mean = sum(last) / len(last)

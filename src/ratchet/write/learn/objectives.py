@@ -134,12 +134,10 @@ class SkillTest:
         tasks: Sequence[LearnTask],
         language: AnswerLanguage,
         tokenizer: PreTrainedTokenizerFast,
-        rollouts: Rollouts | None = None,
-        *,
-        most: int = 4,
+        rollouts: Rollouts,
     ) -> None:
-        self._tasks, self._language, self._tokenizer = tasks[:most], language, tokenizer
-        self._rollouts = rollouts or Rollouts()
+        self._tasks, self._language, self._tokenizer = tasks[:4], language, tokenizer
+        self._rollouts = rollouts
 
     def measure(self, model: PreTrainedModel) -> dict[str, float]:
         """Return the share of greedy answers that hold a kernel."""

@@ -10,11 +10,11 @@ from typing import Final
 from ratchet.write.author import Progress, Proposal
 from ratchet.write.learn.evaluate import policy_drawer
 from ratchet.write.learn.models import Policy, load_policy
+from ratchet.write.learn.objectives import HOTTER
 from ratchet.write.learn.tasks import LearnTask, task_of
 
 TRIES: Final = 4
 """Draws in a row without a new kernel after which the policy has nothing left to say."""
-HOTTER: Final = 1.3
 
 
 class PolicyAuthor:

@@ -6,7 +6,7 @@ import copy
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -83,7 +83,7 @@ class LearnStage:
     _: KW_ONLY
     deadline: float | None = None  # On the clock of `time.monotonic`
     follow: Follow | None = None
-    rollouts: Rollouts | None = None  # Draws answers; by default transformers does
+    rollouts: Rollouts = field(default_factory=Rollouts)  # Draws answers
 
     @property
     def language(self) -> AnswerLanguage:
