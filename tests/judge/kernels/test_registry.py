@@ -19,6 +19,7 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY, kernels_for, register_ops, why_no_kernel
 from ratchet.judge.kernels.library.sources import ANY_GPU, ISAS, language_for
 from ratchet.judge.kernels.registry import build_kernel, load_entry
+from ratchet.judge.problems.suites import shipped
 
 register_ops()
 OPS = torch.ops.ratchet
@@ -56,6 +57,18 @@ def stand_in(entry: str = ENTRY) -> Kernel:
 def activate(entry: str = ENTRY, device: str = "cpu") -> None:
     kernel = stand_in(entry)
     registry.activate(kernel, build_kernel(kernel), device=device)
+
+
+def test_each_kernel_answers_the_problems_of_its_name() -> None:
+    answered = {
+        name: {entry for one in kernel.variants for entry in one.entries}
+        for name, kernel in register_ops().items()
+    }
+    named = shipped.entries()
+    assert answered == {name: set(own) for name, own in named.items()}
+    assert [one.name for one in shipped.problems()] == [
+        one for own in named.values() for one in own
+    ]
 
 
 def test_a_kernel_in_triton_serves_tensors_on_a_gpu() -> None:
