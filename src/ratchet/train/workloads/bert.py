@@ -13,8 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads.family import Data, Family, Windows, initialise, text_windows
-from ratchet.train.workloads.workload import BatchFunction
+from ratchet.train.workloads.family import (
+    Data,
+    Family,
+    TextSize,
+    Windows,
+    initialise,
+    sizes_of,
+    text_windows,
+    token_loss,
+)
 
 MASKED_SHARE = 0.15
 """Share of words to predict: 80 % become the mask, 10 % a random word, 10 % stay (section 3.1)."""
@@ -24,26 +32,10 @@ PREDICTED_STREAM = 1
 """Stream number that keeps the masks' random numbers apart from those of the windows."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BertSize:
-    """Dimensions of one BERT and of its batches. The last id is the mask's."""
-
-    hidden: int
-    layers: int
-    heads: int
-    vocabulary: int
-    sequence: int
-    batch_size: int
-
-    @property
-    def mask_id(self) -> int:
-        return self.vocabulary - 1
-
-
 class SelfAttention(nn.Module):
     """Attention between all pairs of words; sequences are full, so there is no padding."""
 
-    def __init__(self, size: BertSize) -> None:
+    def __init__(self, size: TextSize) -> None:
         super().__init__()
         self.heads = size.heads
         self.query = nn.Linear(size.hidden, size.hidden)
@@ -61,7 +53,7 @@ class SelfAttention(nn.Module):
 
 
 class BertBlock(nn.Module):
-    def __init__(self, size: BertSize) -> None:
+    def __init__(self, size: TextSize) -> None:
         super().__init__()
         self.attention = SelfAttention(size)
         self.attention_norm = nn.LayerNorm(size.hidden, eps=1e-12)
@@ -80,7 +72,7 @@ class Bert(nn.Module):
     As in RoBERTa, there are no sentence embeddings and no next-sentence task.
     """
 
-    def __init__(self, size: BertSize) -> None:
+    def __init__(self, size: TextSize) -> None:
         super().__init__()
         self.embedding = nn.Embedding(size.vocabulary, size.hidden)
         self.positions = nn.Embedding(size.sequence, size.hidden)
@@ -100,21 +92,12 @@ class Bert(nn.Module):
         return cast(Tensor, self.head(self.transform_norm(F.gelu(self.transform(x)))))
 
 
-def masked_word_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the masked words; other words are ignored."""
-    tokens, targets = batch
-    logits = model(tokens)
-    return F.cross_entropy(
-        logits.view(-1, logits.shape[-1]).float(), targets.view(-1), ignore_index=IGNORED
-    )
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaskedWords:
     """Make (tokens, targets), int64 [B, T] each; a target is IGNORED if no word is predicted."""
 
     windows: Windows
-    size: BertSize
+    mask_id: int
     device: torch.device
 
     def __call__(self, index: int) -> tuple[Tensor, Tensor]:
@@ -124,42 +107,41 @@ class MaskedWords:
         # Mask at least one word; the mean over no words would be NaN.
         predicted[:, rng.integers(words.shape[1])] = True
         fate = rng.random(words.shape)
-        random_words = rng.integers(0, self.size.mask_id, words.shape)
-        tokens = np.where(predicted & (fate < 0.8), self.size.mask_id, words)
+        random_words = rng.integers(0, self.mask_id, words.shape)
+        tokens = np.where(predicted & (fate < 0.8), self.mask_id, words)
         tokens = np.where(predicted & (fate >= 0.9), random_words, tokens)
         targets = np.where(predicted, words, IGNORED)
         return torch.from_numpy(tokens).to(self.device), torch.from_numpy(targets).to(self.device)
 
 
-def build_batches(size: BertSize, data: Data) -> BatchFunction:
+def build_batches(size: TextSize, data: Data) -> MaskedWords:
+    """Return batches of masked words with the size's vocabulary, whose last id is the mask's."""
+    mask_id = size.vocabulary - 1
     windows = text_windows(
-        data,
-        vocabulary=size.mask_id,
-        batch_size=size.batch_size,
-        length=size.sequence,
+        data, vocabulary=mask_id, batch_size=size.batch_size, length=size.sequence
     )
-    return MaskedWords(windows=windows, size=size, device=data.device)
+    return MaskedWords(windows=windows, mask_id=mask_id, device=data.device)
 
 
-SIZES = {
-    "tiny": BertSize(hidden=64, layers=2, heads=4, vocabulary=512, sequence=64, batch_size=8),
-    "17m": BertSize(hidden=384, layers=6, heads=6, vocabulary=16_000, sequence=128, batch_size=8),
-    # The two sizes of the paper's section 3, with the WordPiece vocabulary of the released models.
-    "base": BertSize(
-        hidden=768, layers=12, heads=12, vocabulary=30_522, sequence=512, batch_size=4
-    ),
-    "large": BertSize(
-        hidden=1024, layers=24, heads=16, vocabulary=30_522, sequence=512, batch_size=4
-    ),
-}
+# Base and large: the two sizes of the paper's section 3, with the WordPiece vocabulary of the
+# released models.
+SIZES = sizes_of(
+    TextSize,
+    """
+    size  hidden layers heads vocabulary sequence batch_size on_gpu
+    tiny      64      2     4        512       64          8      0
+    17m      384      6     6      16000      128          8    256
+    base     768     12    12      30522      512          4     64
+    large   1024     24    16      30522      512          4     32
+    """,
+)
 
 FAMILY = Family(
     name="bert",
     summary="masked language model: bidirectional attention, LayerNorm after the branch, GELU",
     sizes=SIZES,
-    on_gpu={"17m": 256, "base": 64, "large": 32},
     alone="17m",
     build_model=Bert,
     build_batches=build_batches,
-    loss=masked_word_loss,
+    loss=token_loss,
 )

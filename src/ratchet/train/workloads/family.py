@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
+import msgspec
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -40,16 +42,46 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Size:
+    """The dimensions of one model and of its batches."""
+
+    hidden: int
+    layers: int
+    heads: int
+    batch_size: int
+    on_gpu: int = 0
+    """Batch size of a step on a GPU: 8,192 to 65,536 tokens, so that three processes fit beside
+    each other in 80 GB. Two cores would take minutes for such a step, and a GPU idles in the step
+    of two cores. 0 for the same as on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextSize(Size):
+    """The dimensions of one language model and of its batches."""
+
+    vocabulary: int
+    sequence: int
+
+
+AnySize = TypeVar("AnySize", bound=Size)
+
+
+def sizes_of(kind: type[AnySize], table: str) -> dict[str, AnySize]:
+    """Return the sizes in a table by name: its first line names the fields of `kind`."""
+    (_, *fields), *rows = (line.split() for line in table.strip().splitlines())
+    return {
+        name: msgspec.convert(dict(zip(fields, row, strict=True)), kind, strict=False)
+        for name, *row in rows
+    }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """One architecture with its sizes. The functions take a size of this family."""
 
     name: str
     summary: str
     sizes: Mapping[str, Any]
-    on_gpu: Mapping[str, int]
-    """Batch size of a step on a GPU, by size: 8,192 to 65,536 tokens, so that
-    three processes fit beside each other in 80 GB. Two cores would take minutes
-    for such a step, and a GPU idles in the step of two cores."""
     alone: str  # The size meant by the family's bare name: 0.3 to 2 s a step on two cores
     build_model: Callable[[Any], nn.Module]
     build_batches: Callable[[Any, Data], BatchFunction]
@@ -129,7 +161,22 @@ class NextToken:
         return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
 
-def next_token_batches(data: Data, *, vocabulary: int, batch_size: int, sequence: int) -> NextToken:
-    """Return batches for a causal language model with this vocabulary and sequence."""
-    windows = text_windows(data, vocabulary=vocabulary, batch_size=batch_size, length=sequence + 1)
+def next_token_batches(size: TextSize, data: Data) -> NextToken:
+    """Return batches for a causal language model with the size's vocabulary and sequence."""
+    windows = text_windows(
+        data,
+        vocabulary=size.vocabulary,
+        batch_size=size.batch_size,
+        length=size.sequence + 1,
+    )
     return NextToken(windows=windows, device=data.device)
+
+
+def token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean cross-entropy of the target tokens, with the softmax in fp32.
+
+    A target of -100, the default `ignore_index` of F.cross_entropy, is not predicted.
+    """
+    tokens, targets = batch
+    logits = model(tokens)
+    return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))

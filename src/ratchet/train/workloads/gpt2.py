@@ -5,27 +5,21 @@ Shapes: B batch, T sequence, H hidden, N heads, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads.family import Family, branch_end, initialise
-from ratchet.train.workloads.llama import build_batches, next_token_loss
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GPT2Size:
-    """The dimensions of one GPT-2 and of its batches."""
-
-    hidden: int
-    layers: int
-    heads: int
-    vocabulary: int
-    sequence: int
-    batch_size: int
+from ratchet.train.workloads.family import (
+    Family,
+    TextSize,
+    branch_end,
+    initialise,
+    next_token_batches,
+    sizes_of,
+    token_loss,
+)
 
 
 class FusedAttention(nn.Module):
@@ -71,7 +65,7 @@ class GeluBlock(nn.Module):
 class GPT2(nn.Module):
     """tokens int64 [B, T] -> logits [B, T, V]. Dropout is 0, as in current pretraining."""
 
-    def __init__(self, size: GPT2Size) -> None:
+    def __init__(self, size: TextSize) -> None:
         super().__init__()
         self.embedding = nn.Embedding(size.vocabulary, size.hidden)
         self.positions = nn.Embedding(size.sequence, size.hidden)
@@ -92,34 +86,26 @@ class GPT2(nn.Module):
         return cast(Tensor, self.head(self.norm(x)))
 
 
-def _published(hidden: int, layers: int, heads: int) -> GPT2Size:
-    """Return a size from the paper's table 2, with one sequence per batch."""
-    return GPT2Size(
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        vocabulary=50_257,
-        sequence=1024,
-        batch_size=1,
-    )
-
-
-SIZES = {
-    "tiny": GPT2Size(hidden=64, layers=2, heads=4, vocabulary=512, sequence=64, batch_size=8),
-    "23m": GPT2Size(hidden=384, layers=6, heads=6, vocabulary=32_000, sequence=256, batch_size=2),
-    "124m": _published(768, 12, 12),
-    "355m": _published(1024, 24, 16),
-    "774m": _published(1280, 36, 20),
-    "1558m": _published(1600, 48, 25),
-}
+# From 124m on: table 2 of the paper.
+SIZES = sizes_of(
+    TextSize,
+    """
+    size   hidden layers heads vocabulary sequence batch_size on_gpu
+    tiny       64      2     4        512       64          8      0
+    23m       384      6     6      32000      256          2    256
+    124m      768     12    12      50257     1024          1     32
+    355m     1024     24    16      50257     1024          1     16
+    774m     1280     36    20      50257     1024          1      8
+    1558m    1600     48    25      50257     1024          1      8
+    """,
+)
 
 FAMILY = Family(
     name="gpt2",
     summary="causal language model: learned positions, LayerNorm, GELU, tied embeddings",
     sizes=SIZES,
-    on_gpu={"23m": 256, "124m": 32, "355m": 16, "774m": 8, "1558m": 8},
     alone="23m",
     build_model=GPT2,
-    build_batches=build_batches,
-    loss=next_token_loss,
+    build_batches=next_token_batches,
+    loss=token_loss,
 )

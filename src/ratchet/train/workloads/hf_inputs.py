@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from ratchet.base.errors import WorkloadError
 from ratchet.base.text import BYTE_SYMBOLS
-from ratchet.train.workloads.bert import IGNORED, BertSize, MaskedWords
-from ratchet.train.workloads.family import Data, next_token_batches, text_windows
+from ratchet.train.workloads.bert import IGNORED, MaskedWords
+from ratchet.train.workloads.family import Data, NextToken, text_windows
 from ratchet.train.workloads.hf_config import Head
-from ratchet.train.workloads.vit import MadeImages, ViTSize
+from ratchet.train.workloads.vit import MadeImages
 from ratchet.train.workloads.workload import BatchFunction
 
 if TYPE_CHECKING:
@@ -74,13 +74,13 @@ def next_words(symbols: int, batching: Batching, data: Data) -> BatchFunction:
             seed=data.seed,
             device=data.device,
         )
-    windows = next_token_batches(
+    windows = text_windows(
         data,
         vocabulary=symbols,
         batch_size=batching.batch_size,
-        sequence=batching.sequence,
+        length=batching.sequence + 1,
     )
-    return NamedBatches(source=windows, same_labels=True)
+    return NamedBatches(source=NextToken(windows=windows, device=data.device), same_labels=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,41 +313,25 @@ def batches_for(model: nn.Module, head: Head, batching: Batching, data: Data) ->
     if of_words or (head.inputs == "masked" and symbols <= BYTE_SYMBOLS + 1):
         return next_words(symbols, batching, data)
     if head.inputs == "masked":
-        return NamedBatches(source=_masked_words(symbols, batching, data))
+        windows = text_windows(
+            data,
+            vocabulary=symbols - 1,
+            batch_size=batching.batch_size,
+            length=batching.sequence,
+        )
+        masked = MaskedWords(windows=windows, mask_id=symbols - 1, device=data.device)
+        return NamedBatches(source=masked)
     if head.inputs == "classes" and main == "pixel_values":
-        return NamedBatches(source=_images(config, batching, data), inputs="pixel_values")
+        images = MadeImages(
+            image=whole(config, ("image_size",), IMAGE),
+            patch=whole(config, ("patch_size",), PATCH),
+            classes=int(config.num_labels),
+            batch_size=batching.batch_size,
+            seed=data.seed,
+            device=data.device,
+        )
+        return NamedBatches(source=images, inputs="pixel_values")
     return _first_taken(model, candidates(model, head, batching, data))
-
-
-def _masked_words(symbols: int, batching: Batching, data: Data) -> MaskedWords:
-    size = BertSize(
-        hidden=0,
-        layers=0,
-        heads=1,
-        vocabulary=symbols,
-        sequence=batching.sequence,
-        batch_size=batching.batch_size,
-    )
-    windows = text_windows(
-        data,
-        vocabulary=size.mask_id,
-        batch_size=batching.batch_size,
-        length=batching.sequence,
-    )
-    return MaskedWords(windows=windows, size=size, device=data.device)
-
-
-def _images(config: PretrainedConfig, batching: Batching, data: Data) -> MadeImages:
-    size = ViTSize(
-        hidden=0,
-        layers=0,
-        heads=1,
-        image=whole(config, ("image_size",), IMAGE),
-        patch=whole(config, ("patch_size",), PATCH),
-        classes=int(config.num_labels),
-        batch_size=batching.batch_size,
-    )
-    return MadeImages(size=size, seed=data.seed, device=data.device)
 
 
 def _first_taken(model: nn.Module, candidates: Iterator[BatchFunction]) -> BatchFunction:

@@ -13,22 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads.family import Data, Family, branch_end, initialise, next_token_batches
-from ratchet.train.workloads.workload import BatchFunction
+from ratchet.train.workloads.family import (
+    Family,
+    TextSize,
+    branch_end,
+    initialise,
+    next_token_batches,
+    sizes_of,
+    token_loss,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LlamaSize:
+class LlamaSize(TextSize):
     """The dimensions of one Llama and of its batches."""
 
-    hidden: int
-    layers: int
-    heads: int
     kv_heads: int
     intermediate: int
-    vocabulary: int
-    sequence: int
-    batch_size: int
     tied: bool = False
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
@@ -147,88 +148,26 @@ class Llama(nn.Module):
         return logits
 
 
-def next_token_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the mean cross-entropy of the next token, with the softmax in fp32."""
-    tokens, targets = batch
-    logits = model(tokens)
-    return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.view(-1))
-
-
-def build_batches(size: LlamaSize, data: Data) -> BatchFunction:
-    """Return batches for next-token prediction with the size's vocabulary and sequence."""
-    return next_token_batches(
-        data,
-        vocabulary=size.vocabulary,
-        batch_size=size.batch_size,
-        sequence=size.sequence,
-    )
-
-
-SIZES = {
-    "tiny": LlamaSize(
-        hidden=64,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        intermediate=176,
-        vocabulary=512,
-        sequence=64,
-        batch_size=8,
-    ),
-    "8m": LlamaSize(
-        hidden=256,
-        layers=6,
-        heads=8,
-        kv_heads=4,
-        intermediate=704,
-        vocabulary=8000,
-        sequence=256,
-        batch_size=2,
-    ),
-    "60m": LlamaSize(
-        hidden=512,
-        layers=6,
-        heads=8,
-        kv_heads=8,
-        intermediate=2048,
-        vocabulary=32_000,
-        sequence=512,
-        batch_size=2,
-    ),
-    # Llama 3.2 1B and Llama 3.1 8B: dimensions from Meta's published config.json files, without the
-    # RoPE scaling that those use beyond 8,192 positions.
-    "1b": LlamaSize(
-        hidden=2048,
-        layers=16,
-        heads=32,
-        kv_heads=8,
-        intermediate=8192,
-        vocabulary=128_256,
-        sequence=2048,
-        batch_size=1,
-        tied=True,
-        rope_base=500_000.0,
-    ),
-    "8b": LlamaSize(
-        hidden=4096,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        intermediate=14_336,
-        vocabulary=128_256,
-        sequence=2048,
-        batch_size=1,
-        rope_base=500_000.0,
-    ),
-}
+# 1b and 8b: dimensions from Meta's published config.json files of Llama 3.2 1B and Llama 3.1 8B,
+# without the RoPE scaling that those use beyond 8,192 positions.
+SIZES = sizes_of(
+    LlamaSize,
+    """
+size hidden layers heads kv_heads intermediate vocabulary sequence batch_size on_gpu rope_base tied
+tiny     64      2     4        2          176        512       64          8      0     10000    0
+8m      256      6     8        4          704       8000      256          2    256     10000    0
+60m     512      6     8        8         2048      32000      512          2     64     10000    0
+1b     2048     16    32        8         8192     128256     2048          1      4    500000    1
+8b     4096     32    32        8        14336     128256     2048          1      4    500000    0
+    """,
+)
 
 FAMILY = Family(
     name="llama",
     summary="causal language model: RMSNorm, RoPE, grouped-query attention, SwiGLU",
     sizes=SIZES,
-    on_gpu={"8m": 256, "60m": 64, "1b": 4, "8b": 4},
     alone="60m",
     build_model=Llama,
-    build_batches=build_batches,
-    loss=next_token_loss,
+    build_batches=next_token_batches,
+    loss=token_loss,
 )

@@ -108,9 +108,10 @@ def _built_in(spec: str) -> tuple[Family, str]:
 
 def _build(family: Family, size_name: str, spec: str, request: Request) -> Workload:
     on_gpu = request.shapes_only or request.device.type != "cpu"
-    own = family.on_gpu.get(size_name) if on_gpu else None
+    size = family.sizes[size_name]
+    own = size.on_gpu if on_gpu else 0
     asked = {"batch_size": request.batch_size or own, "sequence": request.sequence}
-    size = replace(family.sizes[size_name], **{key: value for key, value in asked.items() if value})
+    size = replace(size, **{key: value for key, value in asked.items() if value})
     data = Data(seed=request.seed, device=request.device, text=request.text)
     model = _initialised(family, size, spec, request)
     shrunk = SHRUNK_LR if size_name == SHRUNK else AdamWSpec().lr

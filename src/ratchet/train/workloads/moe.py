@@ -11,15 +11,15 @@ Shapes: B batch, T sequence, S = B * T tokens, H hidden, E experts, C capacity, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads.family import Family
-from ratchet.train.workloads.llama import Attention, Llama, LlamaSize, RMSNorm, build_batches
+from ratchet.train.workloads.family import Family, next_token_batches, sizes_of
+from ratchet.train.workloads.llama import Attention, Llama, LlamaSize, RMSNorm
 
 BALANCE_WEIGHT = 0.01  # Weight of the load-balancing loss: Fedus et al. 2021, section 2.2.
 
@@ -144,66 +144,25 @@ def routed_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cast(Tensor, loss + BALANCE_WEIGHT * balance)
 
 
-SIZES = {
-    "tiny": MoESize(
-        hidden=64,
-        layers=2,
-        heads=4,
-        kv_heads=2,
-        intermediate=96,
-        vocabulary=512,
-        sequence=64,
-        batch_size=8,
-        experts=4,
-        chosen=2,
-    ),
-    "42m": MoESize(
-        hidden=384,
-        layers=4,
-        heads=6,
-        kv_heads=2,
-        intermediate=768,
-        vocabulary=16_000,
-        sequence=256,
-        batch_size=2,
-        experts=8,
-        chosen=2,
-    ),
-    # OLMoE-1B-7B (Muennighoff et al. 2024, table 1) and Mixtral 8x7B (Jiang et al. 2024, table 1).
-    "1b-7b": MoESize(
-        hidden=2048,
-        layers=16,
-        heads=16,
-        kv_heads=16,
-        intermediate=1024,
-        vocabulary=50_304,
-        sequence=2048,
-        batch_size=1,
-        experts=64,
-        chosen=8,
-    ),
-    "8x7b": MoESize(
-        hidden=4096,
-        layers=32,
-        heads=32,
-        kv_heads=8,
-        intermediate=14_336,
-        vocabulary=32_000,
-        sequence=2048,
-        batch_size=1,
-        experts=8,
-        chosen=2,
-        rope_base=1_000_000.0,
-    ),
-}
+# OLMoE-1B-7B (Muennighoff et al. 2024, table 1) and Mixtral 8x7B (Jiang et al. 2024, table 1).
+SIZES = sizes_of(
+    MoESize,
+    """
+size  hidden layers heads kv_heads intermediate vocabulary sequence batch_size on_gpu experts chosen
+tiny      64      2     4        2           96        512       64          8      0       4      2
+42m      384      4     6        2          768      16000      256          2    128       8      2
+1b-7b   2048     16    16       16         1024      50304     2048          1      4      64      8
+8x7b    4096     32    32        8        14336      32000     2048          1      4       8      2
+    """,
+)
+SIZES["8x7b"] = replace(SIZES["8x7b"], rope_base=1_000_000.0)
 
 FAMILY = Family(
     name="moe",
     summary="causal language model: Llama's attention, top-k routed SwiGLU experts",
     sizes=SIZES,
-    on_gpu={"42m": 128, "1b-7b": 4, "8x7b": 4},
     alone="42m",
     build_model=MoE,
-    build_batches=build_batches,
+    build_batches=next_token_batches,
     loss=routed_loss,
 )

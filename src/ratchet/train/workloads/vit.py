@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ratchet.train.workloads.family import Data, Family, initialise
+from ratchet.train.workloads.family import Data, Family, Size, initialise, sizes_of
 from ratchet.train.workloads.gpt2 import GeluBlock
-from ratchet.train.workloads.workload import BatchFunction
 
 TILES = 4  # Tiles along an edge of a class's pattern
 NOISE = 0.5  # Standard deviation of the noise; the patterns have standard deviation 1
@@ -28,17 +27,12 @@ CHANNELS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ViTSize:
+class ViTSize(Size):
     """The dimensions of one Vision Transformer and of its batches."""
 
-    hidden: int
-    layers: int
-    heads: int
     image: int
     patch: int
     classes: int
-    batch_size: int
-    sequence: int = 0  # Unused; the image and patch sizes determine the number of patches
 
     @property
     def patches(self) -> int:
@@ -81,13 +75,16 @@ def class_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 class MadeImages:
     """Make (images fp32 [B, 3, image, image], classes int64 [B])."""
 
-    size: ViTSize
+    image: int
+    patch: int
+    classes: int
+    batch_size: int
     seed: int
     device: torch.device
 
     def __call__(self, index: int) -> tuple[Tensor, Tensor]:
         rng = np.random.default_rng((self.seed, index))
-        classes = rng.integers(0, self.size.classes, self.size.batch_size)
+        classes = rng.integers(0, self.classes, self.batch_size)
         images = np.stack([self._image(int(label), rng) for label in classes])
         return (
             torch.from_numpy(images).to(self.device),
@@ -97,44 +94,43 @@ class MadeImages:
     def _image(self, label: int, rng: np.random.Generator) -> np.ndarray:
         # A class looks the same under every seed, so seeds change the order and not the task.
         tiles = np.random.default_rng(label).standard_normal((CHANNELS, TILES, TILES))
-        edge = -(-self.size.image // TILES)
-        pattern = np.kron(tiles, np.ones((1, edge, edge)))[:, : self.size.image, : self.size.image]
-        shift = rng.integers(0, self.size.patch, 2)
+        edge = -(-self.image // TILES)
+        pattern = np.kron(tiles, np.ones((1, edge, edge)))[:, : self.image, : self.image]
+        shift = rng.integers(0, self.patch, 2)
         moved = np.roll(pattern, tuple(int(s) for s in shift), axis=(1, 2))
         noise = rng.standard_normal(moved.shape, dtype=np.float32)
         return (moved + NOISE * noise).astype(np.float32)
 
 
-def build_batches(size: ViTSize, data: Data) -> BatchFunction:
-    return MadeImages(size=size, seed=data.seed, device=data.device)
-
-
-def _published(hidden: int, layers: int, heads: int, patch: int) -> ViTSize:
-    """Return a size from the paper's table 1, at 224 pixels and ImageNet's 1,000 classes."""
-    return ViTSize(
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        image=224,
-        patch=patch,
-        classes=1000,
-        batch_size=8,
+def build_batches(size: ViTSize, data: Data) -> MadeImages:
+    """Return made images of the size's classes."""
+    return MadeImages(
+        image=size.image,
+        patch=size.patch,
+        classes=size.classes,
+        batch_size=size.batch_size,
+        seed=data.seed,
+        device=data.device,
     )
 
 
-SIZES = {
-    "tiny": ViTSize(hidden=64, layers=2, heads=4, image=32, patch=8, classes=10, batch_size=16),
-    "11m": ViTSize(hidden=384, layers=6, heads=6, image=128, patch=16, classes=100, batch_size=16),
-    "b16": _published(768, 12, 12, 16),
-    "l16": _published(1024, 24, 16, 16),
-    "h14": _published(1280, 32, 16, 14),
-}
+# From b16 on: table 1 of the paper, at 224 pixels and ImageNet's 1,000 classes.
+SIZES = sizes_of(
+    ViTSize,
+    """
+    size hidden layers heads image patch classes batch_size on_gpu
+    tiny     64      2     4    32     8      10         16      0
+    11m     384      6     6   128    16     100         16    512
+    b16     768     12    12   224    16    1000          8    256
+    l16    1024     24    16   224    16    1000          8    128
+    h14    1280     32    16   224    14    1000          8     64
+    """,
+)
 
 FAMILY = Family(
     name="vit",
     summary="image classifier: patches, bidirectional attention, LayerNorm, GELU; synthetic images",
     sizes=SIZES,
-    on_gpu={"11m": 512, "b16": 256, "l16": 128, "h14": 64},
     alone="11m",
     build_model=ViT,
     build_batches=build_batches,
