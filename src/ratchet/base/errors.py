@@ -108,6 +108,11 @@ class FileError(RatchetError, OSError):
 class WorkloadError(RatchetError):
     """The workload cannot be built, or its step is not a training step."""
 
+    @classmethod
+    def of(cls, name: str, why: str) -> WorkloadError:
+        """Return the error of the workload of a name: what is wrong with it, and the remedy."""
+        return cls(f"workload {name!r}: {why}")
+
 
 class DeviceError(RatchetError):
     """The device is missing or too small."""

@@ -147,15 +147,17 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, as_json: b
     """Compare numerics, and exit."""
     if request.command is not None:
         raise GuardError("--numerics compares two workloads, or one in two modes: give A and B")
-    from ratchet.base.show.terminal import CompareProgress
+    from rich.progress import SpinnerColumn
+
+    from ratchet.base.show.terminal import MovingLine
     from ratchet.guard.compare.request import make_sides
     from ratchet.guard.numerics.comparison import compare_numerics, numerics_report
 
-    with CompareProgress() as progress, make_sides(request) as sides:
+    with MovingLine("starting", 1, SpinnerColumn()) as line, make_sides(request) as sides:
         check_new_folder(out)
-        asked, move = request.kept(), progress.move
+        asked = request.kept()
         report = compare_numerics(
-            sides.a, sides.b, out, asked=asked, ledger=ledger, on_progress=move
+            sides.a, sides.b, out, asked=asked, ledger=ledger, on_progress=line.move
         )
     show(as_json, report.as_json, lambda: numerics_report(report), report.warnings)
     raise typer.Exit(report.exit_code)

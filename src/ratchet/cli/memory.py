@@ -68,20 +68,19 @@ def memory(
     options = workload_options([target], batch_size, sequence, precision, text, device)
 
     # torch is imported from here on: mistakes in the call are already answered.
+    from ratchet.base.show.terminal import MovingLine
     from ratchet.train.memory.fit import MemoryRequest, step_memory
-    from ratchet.train.memory.show import MemoryProgress, memory_document, memory_report
+    from ratchet.train.memory.show import memory_document, memory_report
 
-    with MemoryProgress() as progress:
-        found = step_memory(
-            MemoryRequest(
-                workload=target,
-                options=options,
-                budget_bytes=budget_bytes,
-                compiled=compiled,
-                fused=fused,
-            ),
-            progress.say,
-        )
+    request = MemoryRequest(
+        workload=target,
+        options=options,
+        budget_bytes=budget_bytes,
+        compiled=compiled,
+        fused=fused,
+    )
+    with MovingLine("loading the workload", 1.0) as line:
+        found = step_memory(request, lambda words: line.move(f"measuring {words}"))
     show(as_json, lambda: memory_document(found), lambda: memory_report(found))
     if found.fitted is not None and not found.fitted.fits:
         raise typer.Exit(TOO_MUCH)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ratchet.base.errors import PlanError
 from ratchet.train.memory import parse_size
 from ratchet.train.memory.measured import MeasuredStep, MemoryParts
-from ratchet.train.memory.plan import BlockCosts, Remedies, best_plan, least_plan, plan_of, remedies
+from ratchet.train.memory.plan import BlockCosts, best_plan, least_plan, plan_of, remedies
 
 COUNTS = st.integers(min_value=1, max_value=300)
 
@@ -103,13 +103,12 @@ def least(*, activations: int) -> MeasuredStep:
 
 def test_what_else_would_fit_follows_the_formulas() -> None:
     found = remedies(least(activations=800), 800, samples=8, block_bytes=10)
-    assert found == Remedies(batch_size=4, ranks=None)
+    assert found == "a batch of 4"
     # Room for activations and a whole block leaves 280: 400 of states over two ranks.
     found = remedies(least(activations=100), 400, samples=1, block_bytes=10)
-    assert found == Remedies(batch_size=None, ranks=2)
-    assert str(found) == "sharding over 2 ranks"
+    assert found == "sharding over 2 ranks"
     nothing = remedies(least(activations=800), 100, samples=1, block_bytes=10)
-    assert "larger device" in str(nothing)
+    assert "larger device" in nothing
 
 
 @pytest.mark.parametrize(

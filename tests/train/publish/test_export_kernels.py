@@ -221,7 +221,7 @@ def test_a_region_becomes_an_op_with_its_kernel(tmp_path: Path) -> None:
     made = AdmittedRecipe(recipe=recipe(), kernels=(own,), left_out={}, machine="m", versions={})
     layout = wheel_layout(KernelPackage(made, "own_region"))
     publish.write_files(tmp_path, layout.files)
-    assert publish.loaded(tmp_path, layout) == publish.LoadedExport(tests=1, left_out={})
+    assert publish.tested(tmp_path, layout) == (1, {})
     assert publish.read_back(tmp_path, layout) == {kernel.hash: kernel}
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from own_recipes import batch, make, step_of
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ratchet.base.errors import KernelError
-from ratchet.train.recipe.slots import install_update
+from ratchet.train.recipe.slots import update_slot
 from ratchet.train.workloads.config import StepConfig
 
 CONFIGS = {
@@ -24,6 +25,12 @@ CONFIGS = {
 }
 every_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 KERNEL = CONFIGS["kernel"]
+
+
+def install_update(optimizer: Optimizer, config: StepConfig) -> None:
+    """Make an optimizer update as the recipe says from now on."""
+    if (slot := update_slot(optimizer, config)) is not None:
+        slot.fill()
 
 
 def train(

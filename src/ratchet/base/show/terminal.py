@@ -20,7 +20,6 @@ from rich.progress import (
     BarColumn,
     Progress,
     ProgressColumn,
-    SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
 )
@@ -177,7 +176,7 @@ class MovingLine:
     """A context with a line that moves: `_bar` on a terminal, None in a pipe or a file."""
 
     def __init__(
-        self, words: str, total: float, *columns: ProgressColumn, console: Console | None
+        self, words: str, total: float, *columns: ProgressColumn, console: Console | None = None
     ) -> None:
         self._console = console or Console(
             file=sys.stderr, markup=False, emoji=False, highlight=False
@@ -249,10 +248,3 @@ class RunProgress(MovingLine):
             return
         self._done[name] = runs
         self.move(f"{name}: {runs} of {self._runs[name]} done", sum(self._done.values()))
-
-
-class CompareProgress(MovingLine):
-    """A progress line of unknown length; silent when piped."""
-
-    def __init__(self) -> None:
-        super().__init__("starting", 1, SpinnerColumn(), console=None)

@@ -97,8 +97,7 @@ class _Arm:
         if asked.shrunk:
             assert workload.shrink is not None
             workload = workload.shrink(int(asked.options.get("seed", 0)))
-        counted = count(workload, batch_of(workload, 0))
-        self.unit, self.items = counted.unit, counted.per_step
+        self.items, self.unit = count(workload, batch_of(workload, 0))
         self.sequence = dimensions(workload).sequence if self.unit == "tokens" else 0
         self.parameters = sum(one.numel() for one in workload.model.parameters())
         if arm is None:

@@ -130,14 +130,8 @@ behind it as in `checkpointing=plan:ffnn+chunked-logits+micro-batches=4`."""
 
 def check_lever(name: str) -> None:
     """Raise a RatchetError that lists the levers if `name` is unknown; imports no torch."""
-    if name.startswith(PLANNED):
-        planned_lever(name)
-        return
-    if name.startswith(system.MICRO_BATCHES_NAME):
-        micro_batches(name)
-        return
     known = (*(lever.name for lever in LEVERS), *kernel_lever_names())
-    if name not in known:
+    if name not in known and _with_value(name) is None:
         raise RatchetError(
             f"unknown lever {name!r}: the levers are {', '.join(known)}, {PLANNED}PLAN"
         )
@@ -145,11 +139,14 @@ def check_lever(name: str) -> None:
 
 def find_lever(name: str) -> Lever:
     """Return the lever that `check_lever` accepts."""
+    return _with_value(name) or all_levers()[name]
+
+
+def _with_value(name: str) -> Lever | None:
+    """Return the lever of a name that holds its value; None for every other name."""
     if name.startswith(PLANNED):
         return planned_lever(name)
-    if name.startswith(system.MICRO_BATCHES_NAME):
-        return micro_batches(name)
-    return all_levers()[name]
+    return micro_batches(name) if name.startswith(system.MICRO_BATCHES_NAME) else None
 
 
 def micro_batches(name: str) -> Lever:

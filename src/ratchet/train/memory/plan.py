@@ -290,28 +290,14 @@ class CompiledPlans:
 MOST_RANKS: Final = 1 << 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Remedies:
-    """The smallest changes that would fit, by the formulas above; None if a kind never does."""
-
-    batch_size: int | None
-    ranks: int | None
-
-    def __str__(self) -> str:
-        batch = f"a batch of {self.batch_size}" if self.batch_size else ""
-        ranks = f"sharding over {self.ranks} ranks" if self.ranks else ""
-        return ", ".join(filter(None, (batch, ranks))) or "a smaller model or a larger device alone"
-
-
-def remedies(least: MeasuredStep, budget_bytes: int, *, samples: int, block_bytes: int) -> Remedies:
-    """Return what would fit, from the measured step with the smallest peak."""
+def remedies(least: MeasuredStep, budget_bytes: int, *, samples: int, block_bytes: int) -> str:
+    """Return the smallest changes that would fit, from the measured step with the smallest peak."""
     parts, peak = least.parts, least.peak_bytes
     varying = max(peak - parts.states - parts.gradients, 0)
     everything = parts.states + parts.parameters  # a gradient for each parameter
     batch = samples * (budget_bytes - parts.states - parts.gradients) // max(varying, 1)
     room_bytes = budget_bytes - varying - 2 * block_bytes
     ranks = max(2, math.ceil(everything / room_bytes)) if room_bytes > 0 else MOST_RANKS + 1
-    return Remedies(
-        batch_size=min(batch, samples - 1) if batch >= 1 and samples > 1 else None,
-        ranks=ranks if ranks <= MOST_RANKS else None,
-    )
+    found = [f"a batch of {min(batch, samples - 1)}"] if batch >= 1 and samples > 1 else []
+    found += [f"sharding over {ranks} ranks"] if ranks <= MOST_RANKS else []
+    return ", ".join(found) or "a smaller model or a larger device alone"

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from itertools import groupby
 
 from ratchet.base.show import model as m
-from ratchet.base.show.terminal import MovingLine
 from ratchet.base.show.words import show_bytes, show_time
 from ratchet.train.memory.fit import StepMemory
 from ratchet.train.memory.measured import MeasuredStep
@@ -15,17 +14,6 @@ from ratchet.train.memory.snapshots import AllocatorSnapshot
 from ratchet.train.workloads.checkpointing import CHOICES
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "rest")
-
-
-class MemoryProgress(MovingLine):
-    """A line that names the step that runs."""
-
-    def __init__(self) -> None:
-        super().__init__("loading the workload", 1.0, console=None)
-
-    def say(self, words: str) -> None:
-        """Show what runs now."""
-        self.move(f"measuring {words}")
 
 
 def memory_report(found: StepMemory) -> m.ResultReport:

@@ -8,12 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
-from ratchet.base import scratch
+from ratchet.base import Json, scratch
 from ratchet.base.errors import PublishError
 from ratchet.base.process import watchdog
 from ratchet.judge.kernels.kernel import Kernel
@@ -37,17 +36,11 @@ from ratchet.train.workloads.names import LoadOptions
 TIMEOUT_S: Final = 900.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedExport:
-    """The answer of a process that loaded an export and ran its tests, which passed."""
+def tested(folder: Path, layout: ExportLayout) -> tuple[int, dict[str, str]]:
+    """Run the tests of an export in a process of its own; return how many passed.
 
-    tests: int
-    left_out: dict[str, str]
-    """Kernels that could not run here, by their entry, with the reason: plain torch ran."""
-
-
-def loaded(folder: Path, layout: ExportLayout) -> LoadedExport:
-    """Run the tests of an export in a process of its own.
+    Also return the kernels that could not run here, by their entry, with the reason: plain torch
+    ran.
 
     Raises:
         PublishError: the export does not load, or an op is not right.
@@ -59,7 +52,8 @@ def loaded(folder: Path, layout: ExportLayout) -> LoadedExport:
             package = place / layout.package.name
             shutil.copytree(folder / layout.package, package)
             write_files(package, layout.built)
-        return _run(folder / TESTS, path)
+        said = _run(folder / TESTS, path)
+    return said["checked"], said["left_out"]
 
 
 def read_back(folder: Path, layout: ExportLayout) -> dict[str, Kernel]:
@@ -81,7 +75,7 @@ def write_files(folder: Path, files: dict[PurePosixPath, bytes]) -> None:
         target.write_bytes(content)
 
 
-def _run(tests: Path, path: list[str]) -> LoadedExport:
+def _run(tests: Path, path: list[str]) -> Json:
     given = os.environ.get("PYTHONPATH", "")
     environment = {
         **watchdog.environment(),
@@ -103,8 +97,7 @@ def _run(tests: Path, path: list[str]) -> LoadedExport:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise PublishError(f"the export does not pass its own tests, nothing is written: {last}")
-    said = json.loads(done.stdout.splitlines()[-1])
-    return LoadedExport(tests=said["checked"], left_out=said["left_out"])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -165,22 +158,22 @@ def export_kernels(
         package = KernelPackage(admitted, name.replace("-", "_"))
         layout = hub_layout(package) if form == "kernels" else wheel_layout(package)
         write_files(stage, layout.files)
-        found = loaded(stage, layout)
+        tests, left_out = tested(stage, layout)
         again = read_back(stage, layout)
         pairs = [(one, again[one.kernel.hash]) for one in admitted.kernels]
         statuses = judged_again(pairs, ledger, timed=prove)
         files = written_files(stage)
     loader = "kernels.get_local_kernel" if form == "kernels" else "Python"
     said = "judged again, with their speed" if prove else "right, by the judge"
-    why = next(iter(found.left_out.values()), "")
-    plain = f", where plain torch ran for {len(found.left_out)} kernels: {why}" if why else ""
+    why = next(iter(left_out.values()), "")
+    plain = f", where plain torch ran for {len(left_out)} kernels: {why}" if why else ""
     return ExportResult(
         subject=str(recipe),
         to=form,
         out=str(out),
         files=files,
         checks=(
-            f"{found.tests} tests passed in a new process that loaded it with {loader}{plain}",
+            f"{tests} tests passed in a new process that loaded it with {loader}{plain}",
             f"{len(pairs)} kernels, read back from the folder, are {said}",
         ),
         kernels=tuple(

@@ -33,9 +33,8 @@ from ratchet.train.recipe.ranks import (
     on_ranks,
     on_shards,
     one_rank_at_a_time,
-    tuned_ranks,
 )
-from ratchet.train.recipe.slots import install_update
+from ratchet.train.recipe.slots import update_slot
 from ratchet.train.workloads.config import AUTOCAST, StepConfig, default_of
 from ratchet.train.workloads.updates import writes_gradients
 from ratchet.train.workloads.workload import Workload
@@ -140,11 +139,14 @@ def compile(
         if os.environ.get(name) != value:
             _warn(f"start the script with {name}={value}: the recipe was proven with this setting")
     if loaded.parallel is not None:
-        for what in tuned_ranks(trained, loaded.parallel):
+        from ratchet.train.workloads.parallel.meshes import tune  # few recipes are for ranks
+
+        for what in tune(trained, loaded.parallel.tuning):
             _warn(f"the recipe also has {what}: set it in the script")
     if isinstance(step, nn.Module):
         for one in optimizers:
-            install_update(one, config)
+            if (update := update_slot(one, config)) is not None:
+                update.fill()
         call = compile_module(step, config, device.kind)
         if getattr(optimizer, "scaler", None) is not None and isinstance(optimizer, Optimizer):
             # accelerate's wrapper with a GradScaler keeps the step of its `prepare` until told.

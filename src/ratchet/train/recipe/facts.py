@@ -70,18 +70,18 @@ def describe_workload(step: TrainingStep, batch: Batch) -> StepFacts:
     """
     workload = step.workload
     parameters = list(step.parameters.values())
-    counted = count(workload, batch)
+    per_step, unit = count(workload, batch)
     made = [one for one in step.optimizers.values() if isinstance(one, torch.optim.Optimizer)]
     layers = (one for one in workload.model.modules() if isinstance(one, nn.RNNBase))
     flops, has_attention, is_random = _one_pass(step, batch)
     return StepFacts(
         name=workload.name,
         source=workload.source,
-        unit=counted.unit,
+        unit=unit,
         device=workload.device,
         parameters=sum(p.numel() for p in parameters),
         trainable_bytes=sum(p.numel() * p.element_size() for p in parameters),
-        tokens_per_batch=counted.per_step,
+        tokens_per_batch=per_step,
         batch_size=max(samples_of(batch), 1),
         flops_per_step=flops,
         optimizer="+".join(type(unwrapped(one)).__name__ for one in made),

@@ -26,7 +26,12 @@ from ratchet.train.recipe.slots import (
     filled,
     widened,
 )
-from ratchet.train.workloads.checkpointing import apply_checkpointing, find_blocks, is_transformed
+from ratchet.train.workloads.checkpointing import (
+    RECOMPUTES,
+    apply_checkpointing,
+    is_transformed,
+    replaced_in,
+)
 from ratchet.train.workloads.compiling import (
     REPLAYS,
     BoundedCompile,
@@ -197,29 +202,24 @@ def memory_slots(
 
     The blocks `without` are left out.
     """
-    found: list[StepSlot] = []
-    if config.checkpointing != "none":
-        apply_checkpointing(model, config.checkpointing)
-        found += [
-            Attribute(block, "forward", block.__dict__["forward"])
-            for block in find_blocks(model)
-            if block.__dict__.get("recomputes") and not any(block is one for one in without)
-        ]
-        apply_checkpointing(model, "none")
+    applied = [(RECOMPUTES, apply_checkpointing, config.checkpointing, "none")]
     if config.logits != "whole":
-        from ratchet.train.workloads.deferred_logits import apply_logits, replaced_in
+        from ratchet.train.workloads.deferred_logits import DEFERS, apply_logits
 
-        apply_logits(model, config.logits)
-        found += [Attribute(one, "forward", one.__dict__["forward"]) for one in replaced_in(model)]
-        apply_logits(model, "whole")
+        applied.append((DEFERS, apply_logits, config.logits, "whole"))
     if config.products != "own":
-        from ratchet.train.workloads.fp8_products import apply_products, multiplying_in
+        from ratchet.train.workloads.fp8_products import MULTIPLIES, apply_products
 
-        apply_products(model, config.products)
+        applied.append((MULTIPLIES, apply_products, config.products, "own"))
+    found: list[StepSlot] = []
+    for mark, apply, value, as_written in applied:
+        apply(model, value)
         found += [
-            Attribute(one, "forward", one.__dict__["forward"]) for one in multiplying_in(model)
+            Attribute(one, "forward", one.__dict__["forward"])
+            for one in replaced_in(model, mark)
+            if mark != RECOMPUTES or one not in without
         ]
-        apply_products(model, "own")
+        apply(model, as_written)
     return tuple(found)
 
 

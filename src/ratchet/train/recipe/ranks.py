@@ -20,7 +20,7 @@ from ratchet.base.files import cache_folder
 from ratchet.train.recipe import Recipe
 from ratchet.train.workloads.compiling import sharded_in, units_of
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.parallel import ParallelTuning, TunedLayout
+from ratchet.train.workloads.parallel import ParallelTuning
 from ratchet.train.workloads.workload import Workload
 
 Told = TypeVar("Told", bound=Mapping[str, object])
@@ -102,13 +102,6 @@ def of_all_ranks(own: Told) -> list[Told]:
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own)
     return told
-
-
-def tuned_ranks(model: nn.Module, part: TunedLayout) -> list[str]:
-    """Set the communication of a script's own wrapped model; return what its script must set."""
-    from ratchet.train.workloads.parallel.meshes import tune
-
-    return tune(model, part.tuning)
 
 
 OF_A_PROCESS: Final = (

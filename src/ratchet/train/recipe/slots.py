@@ -98,13 +98,6 @@ class Implementation:
                 state["step"] = step.to(parameter.device)
 
 
-def install_update(optimizer: Optimizer, config: StepConfig) -> None:
-    """Make an optimizer update as the recipe says from now on."""
-    slot = update_slot(optimizer, config)
-    if slot is not None:
-        slot.fill()
-
-
 def update_slot(optimizer: Optimizer, config: StepConfig) -> StepSlot | None:
     """Return the slot of the recipe's update; None if the update stays as written."""
     if config.optimizer == "kernel":

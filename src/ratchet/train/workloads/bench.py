@@ -54,7 +54,7 @@ class BenchResult:
 def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResult:
     """Run `steps` timed steps after a warm-up, on fresh batches. Trains the workload in place."""
     first = batch_of(workload, 0)
-    counted = count(workload, first)
+    per_step, unit = count(workload, first)
     step = TrainingStep(workload, config)
     flops = flops_of(step, first)
     ran = [_timed(step, index) for index in range(WARMUP_STEPS + steps)]
@@ -71,8 +71,8 @@ def bench(workload: Workload, config: StepConfig, steps: int = 10) -> BenchResul
         low_s=low_s,
         high_s=high_s,
         first_step_s=ran[0][0],
-        tokens_per_s=counted.per_step / median_s,
-        unit=counted.unit,
+        tokens_per_s=per_step / median_s,
+        unit=unit,
         flops_per_step=flops,
         mfu=flops / median_s / rate if rate else 0.0,
         peak_memory_bytes=peak_memory_bytes(workload.device),

@@ -82,61 +82,59 @@ def _check_fields(workload: Workload) -> None:
     model: object = workload.model  # a user's file may pass anything
     if not isinstance(model, nn.Module):
         given = type(model).__name__
-        raise WorkloadError(f"workload {name!r}: model is {given}, not an nn.Module; pass one")
+        raise WorkloadError.of(name, f"model is {given}, not an nn.Module; pass one")
     own = workload.train_step is not None
     if (workload.loss is None) != own:
         both = "both loss and train_step" if own else "neither loss nor train_step"
         raise WorkloadError(f"workload {name!r} has {both}; give one of the two")
     for field in ("clip_norm", "scheduler") if own else ():
         if getattr(workload, field) is not None:
-            raise WorkloadError(
-                f"workload {name!r}: {field} belongs to a loss; do it in train_step instead"
-            )
+            raise WorkloadError.of(name, f"{field} belongs to a loss; do it in train_step instead")
     if own and workload.precision == "bf16_master":
-        raise WorkloadError(
-            f"workload {name!r}: precision 'bf16_master' belongs to a loss; give fp32 or "
-            "bf16_autocast, as train_step does it"
+        raise WorkloadError.of(
+            name,
+            "precision 'bf16_master' belongs to a loss; give fp32 or bf16_autocast, as "
+            "train_step does it",
         )
     if not own and workload.state is not None:
-        raise WorkloadError(
-            f"workload {name!r}: state is for a train_step; write one instead of the loss"
-        )
+        raise WorkloadError.of(name, "state is for a train_step; write one instead of the loss")
     for field in ("loss", "train_step", "batch", "optimizer", "state", "scheduler"):
         given = getattr(workload, field)
         if given is not None and not callable(given):
-            raise WorkloadError(f"workload {name!r}: {field} is not callable; pass a function")
+            raise WorkloadError.of(name, f"{field} is not callable; pass a function")
     for field, what in (("tokens_per_batch", " to count samples"), ("accumulate", "")):
         value: object = getattr(workload, field)
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise WorkloadError(
-                f"workload {name!r}: {field} is {value!r}; give a whole number, 1 or more, or "
-                f"leave it out{what}"
+            raise WorkloadError.of(
+                name, f"{field} is {value!r}; give a whole number, 1 or more, or leave it out{what}"
             )
     if workload.clip_norm is not None and not workload.clip_norm > 0:
-        raise WorkloadError(
-            f"workload {name!r}: clip_norm is {workload.clip_norm!r}; give a positive norm or None"
+        raise WorkloadError.of(
+            name, f"clip_norm is {workload.clip_norm!r}; give a positive norm or None"
         )
     if workload.precision not in get_args(Precision):
-        raise WorkloadError(
-            f"workload {name!r}: precision is {workload.precision!r}; use one of "
-            f"{', '.join(get_args(Precision))}, or leave it out for weights in another dtype"
+        raise WorkloadError.of(
+            name,
+            f"precision is {workload.precision!r}; use one of {', '.join(get_args(Precision))}, "
+            "or leave it out for weights in another dtype",
         )
     try:
         msgspec.convert(workload.checkpointing, Checkpointing)
     except msgspec.ValidationError as error:
-        raise WorkloadError(
-            f"workload {name!r}: checkpointing is {workload.checkpointing!r}; {error}"
+        raise WorkloadError.of(
+            name, f"checkpointing is {workload.checkpointing!r}; {error}"
         ) from None
     _refuse_meta(workload, "the model", list(workload.model.parameters()))
     if not workload.trained():
-        raise WorkloadError(f"workload {name!r}: no parameter requires a gradient; train some")
+        raise WorkloadError.of(name, "no parameter requires a gradient; train some")
 
 
 def _refuse_meta(workload: Workload, what: str, tensors: Sequence[Tensor]) -> None:
     if any(tensor.is_meta for tensor in tensors):
-        raise WorkloadError(
-            f"workload {workload.name!r}: {what} is on the meta device, where tensors have no "
-            f"values; make it on {workload.device!r}"
+        raise WorkloadError.of(
+            workload.name,
+            f"{what} is on the meta device, where tensors have no values; make it on "
+            f"{workload.device!r}",
         )
 
 
@@ -144,16 +142,18 @@ def _check_optimizers(workload: Workload) -> None:
     """Make the optimizers once, on the real parameters, without stepping them."""
     several: Any = workload.optimizers
     if several is not None and not (isinstance(several, Mapping) and several):
-        raise WorkloadError(
-            f"workload {workload.name!r}: optimizers is {several!r}; give a dict of name: function "
-            "that makes an optimizer from the model"
+        raise WorkloadError.of(
+            workload.name,
+            f"optimizers is {several!r}; give a dict of name: function that makes an optimizer "
+            "from the model",
         )
     for name, made in _guarded(workload, workload.make_optimizers).items():
         if not isinstance(made, Optimizer):
             called = "optimizer" if several is None else f"optimizers[{name!r}]"
-            raise WorkloadError(
-                f"workload {workload.name!r}: {called} returned {type(made).__name__} {made!r}, "
-                "not a torch.optim.Optimizer; return one over the given parameters"
+            raise WorkloadError.of(
+                workload.name,
+                f"{called} returned {type(made).__name__} {made!r}, not a torch.optim.Optimizer; "
+                "return one over the given parameters",
             )
 
 
@@ -165,9 +165,10 @@ def _check_batch(workload: Workload, batch: object, again: object) -> None:
         a.shape == b.shape and torch.equal(a, b) for a, b in zip(tensors, others, strict=False)
     )
     if not same:
-        raise WorkloadError(
-            f"workload {workload.name!r}: two calls of batch(0) returned different batches; "
-            "make it depend on the index alone (seed a generator with it)"
+        raise WorkloadError.of(
+            workload.name,
+            "two calls of batch(0) returned different batches; make it depend on the index alone "
+            "(seed a generator with it)",
         )
 
 
@@ -198,8 +199,8 @@ def _check_loss(workload: Workload, batch: object, device: torch.device) -> str 
 def _check_differentiable(workload: Workload, loss: object) -> None:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-        raise WorkloadError(
-            f"workload {workload.name!r}: the loss is {found}, not a scalar tensor; return its mean"
+        raise WorkloadError.of(
+            workload.name, f"the loss is {found}, not a scalar tensor; return its mean"
         )
     _check_finite(workload, float(loss.detach()))
     if not loss.requires_grad:
@@ -210,9 +211,10 @@ def _check_differentiable(workload: Workload, loss: object) -> None:
 
 def _check_finite(workload: Workload, loss: float) -> None:
     if not math.isfinite(loss):
-        raise WorkloadError(
-            f"workload {workload.name!r}: the loss of the first batch is {loss}; it must be "
-            "finite: check the data, the initialisation and the learning rate"
+        raise WorkloadError.of(
+            workload.name,
+            f"the loss of the first batch is {loss}; it must be finite: check the data, the "
+            "initialisation and the learning rate",
         )
 
 
@@ -228,14 +230,16 @@ def _check_own_step(workload: Workload, device: torch.device) -> None:
         _check_gradients(workload, list(step.gradients().values()))
         written = workload.as_written().precision
         if entered and written == "fp32":
-            raise WorkloadError(
-                f"workload {workload.name!r}: train_step enters torch.autocast; say so with "
-                "precision='bf16_autocast', or --precision bf16_autocast"
+            raise WorkloadError.of(
+                workload.name,
+                "train_step enters torch.autocast; say so with precision='bf16_autocast', or "
+                "--precision bf16_autocast",
             )
         if written == "bf16_autocast" and not entered:
-            raise WorkloadError(
-                f"workload {workload.name!r}: precision is 'bf16_autocast', but train_step does "
-                "not enter torch.autocast; enter it there, or leave precision out"
+            raise WorkloadError.of(
+                workload.name,
+                "precision is 'bf16_autocast', but train_step does not enter torch.autocast; "
+                "enter it there, or leave precision out",
             )
     finally:
         put_back(model, before)
@@ -253,9 +257,10 @@ def _check_gradients(workload: Workload, gradients: Sequence[Tensor | None]) -> 
     if not any(bool(one.count_nonzero()) for one in values):
         raise WorkloadError(_no_gradient(workload))
     if not all(bool(one.isfinite().all()) for one in values):
-        raise WorkloadError(
-            f"workload {workload.name!r}: a gradient of the first batch is not finite; check the "
-            "loss for a division or logarithm of zero"
+        raise WorkloadError.of(
+            workload.name,
+            "a gradient of the first batch is not finite; check the loss for a division or "
+            "logarithm of zero",
         )
 
 

@@ -24,7 +24,7 @@ KEPT_OPS = [
     aten._scaled_dot_product_efficient_attention.default,
 ]
 """Ops whose outputs `selective` keeps, as they are expensive to recompute."""
-MARK: Final = "recomputes"  # Attribute of a block whose forward is replaced here
+RECOMPUTES: Final = "recomputes"  # Mark of a block whose forward is replaced here
 CHOICES: Final = {"n": "none", "s": "selective", "f": "full", "o": "offload"}
 """A block's treatment of the tensors that its backward pass needs, by its letter in a plan."""
 
@@ -35,17 +35,31 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     return list(max(lists, key=len)) if lists else []
 
 
+def replace_forward(module: nn.Module, mark: str, forward: Callable[..., object]) -> None:
+    """Put a forward in the place of a module's own, until `restore_forwards` takes it out."""
+    module.__dict__["forward"] = forward
+    module.__dict__[mark] = True
+
+
+def replaced_in(model: nn.Module, mark: str) -> list[nn.Module]:
+    """Return the model's modules whose forward is replaced under this mark."""
+    return [one for one in model.modules() if mark in one.__dict__]
+
+
+def restore_forwards(model: nn.Module, mark: str) -> None:
+    for module in replaced_in(model, mark):
+        del module.__dict__["forward"], module.__dict__[mark]
+
+
 def apply_checkpointing(model: nn.Module, checkpointing: str) -> None:
     """Make the model's blocks recompute as `checkpointing` says, in place; `none` undoes it.
 
     Raises WorkloadError if the model has no list of blocks.
     """
-    blocks = find_blocks(model)
-    for block in blocks:
-        if block.__dict__.pop(MARK, False):
-            del block.__dict__["forward"]
+    restore_forwards(model, RECOMPUTES)
     if checkpointing == "none":
         return
+    blocks = find_blocks(model)
     if not blocks:
         raise WorkloadError(
             f"checkpointing {checkpointing!r} needs blocks in an nn.ModuleList or "
@@ -86,8 +100,7 @@ def _wrap(block: nn.Module, **options: Any) -> None:
             again = _with_tensors_of(block, forward)
         return checkpoint(again, *args, use_reentrant=False, **options, **kwargs)
 
-    block.__dict__["forward"] = recomputing
-    block.__dict__[MARK] = True
+    replace_forward(block, RECOMPUTES, recomputing)
 
 
 def _offload(block: nn.Module) -> None:
@@ -97,8 +110,7 @@ def _offload(block: nn.Module) -> None:
         with OffloadedTensors(block):
             return forward(*args, **kwargs)
 
-    block.__dict__["forward"] = offloading
-    block.__dict__[MARK] = True
+    replace_forward(block, RECOMPUTES, offloading)
 
 
 class OffloadedTensors(saved_tensors_hooks):

@@ -20,9 +20,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads.checkpointing import is_transformed
+from ratchet.train.workloads.checkpointing import (
+    is_transformed,
+    replace_forward,
+    restore_forwards,
+)
 
-MARK: Final = "defers_logits"  # Attribute of a layer whose forward is replaced here
+DEFERS: Final = "defers_logits"  # Mark of a layer whose forward is replaced here
 
 
 def find_head(model: nn.Module) -> nn.Linear | None:
@@ -41,11 +45,10 @@ def apply_logits(model: nn.Module, logits: str) -> None:
 
     Raises WorkloadError if the model has no head.
     """
-    for module in replaced_in(model):
-        del module.__dict__["forward"], module.__dict__[MARK]
-    head = find_head(model)
+    restore_forwards(model, DEFERS)
     if logits == "whole":
         return
+    head = find_head(model)
     if head is None:
         raise WorkloadError(
             f"chunked logits need a last linear layer that widens, but {type(model).__name__} has "
@@ -53,14 +56,9 @@ def apply_logits(model: nn.Module, logits: str) -> None:
         )
     tables = [one for one in model.modules() if type(one) is nn.Embedding]
     tied = [one for one in tables if one.weight is head.weight]
-    for module, forward in [(head, _deferring(head, bool(tied))), *((t, _rows(t)) for t in tied)]:
-        module.__dict__["forward"] = forward
-        module.__dict__[MARK] = True
-
-
-def replaced_in(model: nn.Module) -> list[nn.Module]:
-    """Return the model's layers whose forward is replaced here."""
-    return [one for one in model.modules() if MARK in one.__dict__]
+    replace_forward(head, DEFERS, _deferring(head, bool(tied)))
+    for table in tied:
+        replace_forward(table, DEFERS, _rows(table))
 
 
 def _rows(table: nn.Embedding) -> Callable[[Tensor], Tensor]:

@@ -15,10 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from ratchet.base.errors import WorkloadError
-from ratchet.train.workloads.checkpointing import is_transformed
+from ratchet.train.workloads.checkpointing import (
+    is_transformed,
+    replace_forward,
+    restore_forwards,
+)
 from ratchet.train.workloads.deferred_logits import find_head
 
-MARK: Final = "multiplies_in_fp8"  # Attribute of a layer whose forward is replaced here
+MULTIPLIES: Final = "multiplies_in_fp8"  # Mark of a layer whose forward is replaced here
 GRANULE: Final = 16
 """Rows, columns and summands of a product must be multiples of it (cuBLASLt, hipBLASLt)."""
 FNUZ_TARGETS: Final = ("gfx940", "gfx941", "gfx942")
@@ -57,8 +61,7 @@ def apply_products(model: nn.Module, products: str) -> None:
 
     Raises WorkloadError if the model has no layer that can.
     """
-    for module in multiplying_in(model):
-        del module.__dict__["forward"], module.__dict__[MARK]
+    restore_forwards(model, MULTIPLIES)
     if products == "own":
         return
     layers = eligible_layers(model)
@@ -68,18 +71,16 @@ def apply_products(model: nn.Module, products: str) -> None:
             f"{type(model).__name__} has none besides its head; use products own"
         )
     for layer in layers:
-        layer.__dict__["forward"] = _multiplying(layer)
-        layer.__dict__[MARK] = True
-
-
-def multiplying_in(model: nn.Module) -> list[nn.Module]:
-    """Return the model's layers whose forward is replaced here."""
-    return [one for one in model.modules() if MARK in one.__dict__]
+        replace_forward(layer, MULTIPLIES, _multiplying(layer))
 
 
 def _multiplying(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     written = layer.forward
-    formats = formats_for(_target_of(layer.weight.device))
+    device = layer.weight.device
+    target = ""
+    if device.type == "cuda" and torch.version.hip:
+        target = str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    formats = formats_for(target)
 
     def forward(x: Tensor) -> Tensor:
         # dynamo answers is_transformed() with True, so it is not asked there.
@@ -97,13 +98,6 @@ def _multiplying(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
         return found.view(*x.shape[:-1], found.shape[-1])
 
     return forward
-
-
-def _target_of(device: torch.device) -> str:
-    if device.type != "cuda" or not torch.version.hip:
-        return ""
-    name = torch.cuda.get_device_properties(device).gcnArchName
-    return str(name).partition(":")[0]
 
 
 class _Fp8Product(torch.autograd.Function):

@@ -82,7 +82,7 @@ def user_function(spec: str) -> str:
     """Return the function in `file.py:function`; WorkloadError if it or the file is missing."""
     path, name = user_file(spec), spec.rpartition(":")[2] if ".py:" in spec else ""
     if why := why_not_file(path):
-        raise WorkloadError(f"workload {spec!r}: {str(path)!r} {why}; check the path")
+        raise WorkloadError.of(spec, f"{str(path)!r} {why}; check the path")
     if not name:
         raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION, {WANTED}")
     return name
@@ -147,19 +147,18 @@ def _check_text(path: Path, function: str, spec: str) -> None:
             f"({path}:{error.lineno}); correct it there"
         ) from error
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise WorkloadError(
-            f"workload {spec!r}: {path} cannot be read as Python ({error}); correct it there"
+        raise WorkloadError.of(
+            spec, f"{path} cannot be read as Python ({error}); correct it there"
         ) from error
     if {function, "*"}.isdisjoint(_bound(tree)):
         own = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
-        raise WorkloadError(
-            f"workload {spec!r}: {path} has no function {function!r}; "
-            f"it has {', '.join(own) or 'none'}"
+        raise WorkloadError.of(
+            spec, f"{path} has no function {function!r}; it has {', '.join(own) or 'none'}"
         )
     if taken := _arguments(tree, function):
-        raise WorkloadError(
-            f"workload {spec!r}: {function} takes {', '.join(taken)}, but Ratchet gives it "
-            f"nothing; name {WANTED}"
+        raise WorkloadError.of(
+            spec,
+            f"{function} takes {', '.join(taken)}, but Ratchet gives it nothing; name {WANTED}",
         )
 
 

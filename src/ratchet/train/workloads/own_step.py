@@ -66,9 +66,10 @@ def loss_returned(workload: Workload, loss: object) -> Tensor:
         return torch.tensor(float(loss))
     found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(returned)
     found = " ".join(found.split())
-    raise WorkloadError(
-        f"workload {workload.name!r}: train_step returned {found[:80]}; return the step's loss, a "
-        "scalar tensor or a number, first in a tuple or as `loss` in a dict if there is more"
+    raise WorkloadError.of(
+        workload.name,
+        f"train_step returned {found[:80]}; return the step's loss, a scalar tensor or a number, "
+        "first in a tuple or as `loss` in a dict if there is more",
     )
 
 

@@ -105,7 +105,8 @@ class TrainingStep:
         if self._raises:
             self.model.float()
         self.optimizers: dict[str, Optimizer | WeightUpdate]
-        self._own: BatchStep | None = None
+        self.own: BatchStep | None = None
+        """The workload's own step as the config runs it; None for a step of a loss."""
         self._kept: dict[str, Tensor] = {}
         self._in_backward: UpdateInBackward | None = None
         self.copies: WeightCopies | None = None
@@ -141,9 +142,9 @@ class TrainingStep:
         made = self.workload.make_optimizers()
         self.optimizers = {**made}
         with blamed_step(self.workload):
-            self._own = own_step(self.workload, made)
+            self.own = own_step(self.workload, made)
         if install is not None:
-            self._own = install(self._own, self.model, list(made.values()))
+            self.own = install(self.own, self.model, list(made.values()))
         elif (self.config.compile_mode, self.config.optimizer) != (None, "as_written"):
             raise ValueError("a train_step needs `install` to run differently than written")
 
@@ -153,23 +154,18 @@ class TrainingStep:
         return next(iter(self.optimizers.values()))
 
     @property
-    def own(self) -> BatchStep | None:
-        """Return the workload's own step as the config runs it; None for a step of a loss."""
-        return self._own
-
-    @property
     def own_notes(self) -> list[str]:
         """The notes on how a `train_step` runs by its config."""
-        return list(getattr(self._own, "notes", ()))
+        return list(getattr(self.own, "notes", ()))
 
     def __call__(self, batch: Batch) -> Tensor:
         """Run one whole step and return the detached loss, a scalar.
 
         A step that accumulates takes the list of its batches and returns the mean of their losses.
         """
-        if self._own is not None:
+        if self.own is not None:
             with self._entered():
-                return loss_returned(self.workload, self._own(self._given(batch)))
+                return loss_returned(self.workload, self.own(self._given(batch)))
         with self._in_backward.open() if self._in_backward else nullcontext():
             loss = self.forward_backward(batch)
         self.update()
@@ -180,7 +176,7 @@ class TrainingStep:
 
         A `train_step` runs whole, with its update undone; `gradients` then returns what it read.
         """
-        if self._own is not None:
+        if self.own is not None:
             stepped = [one for one in self.optimizers.values() if isinstance(one, Optimizer)]
             with updates_undone(self.parameters, stepped) as self._kept:
                 return self(batch)
@@ -241,7 +237,7 @@ class TrainingStep:
         contexts = [blamed_step(workload), current(workload.device)]
         if backends := ATTENTION_BACKENDS.get(self.config.attention):
             contexts.append(sdpa_kernel(backends))
-        if self._own is not None and "fp32" == self.config.precision != workload.precision:
+        if self.own is not None and "fp32" == self.config.precision != workload.precision:
             contexts.append(autocasts(off=True))
         with ExitStack() as stack:
             for context in contexts:

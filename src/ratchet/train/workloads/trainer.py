@@ -76,17 +76,19 @@ def _workload(trainer: Trainer, model: nn.Module, batches: TrainerBatches) -> Wo
 def _check(trainer: Trainer, spec: str) -> None:
     args = trainer.args
     if trainer.train_dataset is None:
-        raise WorkloadError(f"workload {spec!r}: the Trainer has no train_dataset; give it one")
+        raise WorkloadError.of(spec, "the Trainer has no train_dataset; give it one")
     if args.fp16:
-        raise WorkloadError(
-            f"workload {spec!r}: the Trainer trains with fp16=True, but Ratchet's steps are fp32 "
-            "or bf16; set bf16=True, or neither"
+        raise WorkloadError.of(
+            spec,
+            "the Trainer trains with fp16=True, but Ratchet's steps are fp32 or bf16; set "
+            "bf16=True, or neither",
         )
     for what in ("deepspeed", "fsdp"):
         if getattr(trainer, f"is_{what}_enabled", False):
-            raise WorkloadError(
-                f"workload {spec!r}: the Trainer trains with {what}, but a workload is a step on "
-                "one device; leave it out of the arguments here"
+            raise WorkloadError.of(
+                spec,
+                f"the Trainer trains with {what}, but a workload is a step on one device; leave "
+                "it out of the arguments here",
             )
 
 
@@ -150,9 +152,8 @@ class TrainerBatches:
             for batch in loader:
                 yield batch
             if batch is None:
-                raise WorkloadError(
-                    f"workload {self._spec!r}: the Trainer's train_dataset has no batch; give it "
-                    "at least one"
+                raise WorkloadError.of(
+                    self._spec, "the Trainer's train_dataset has no batch; give it at least one"
                 )
 
 

@@ -54,8 +54,8 @@ def load_user(spec: str, request: Request) -> Workload:
             for key, value in vars(module).items()
             if callable(value) and getattr(value, "__module__", None) == module.__name__
         )
-        raise WorkloadError(
-            f"workload {spec!r}: {path} has no function {name!r}; it has {', '.join(own) or 'none'}"
+        raise WorkloadError.of(
+            spec, f"{path} has no function {name!r}; it has {', '.join(own) or 'none'}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(request.seed)
@@ -76,7 +76,7 @@ def import_file(path: Path, spec: str) -> ModuleType:
     name = path.stem
     module_spec = importlib.util.spec_from_file_location(name, path)
     if module_spec is None or module_spec.loader is None:
-        raise WorkloadError(f"workload {spec!r}: {path} is not a Python file; name it FILE.py")
+        raise WorkloadError.of(spec, f"{path} is not a Python file; name it FILE.py")
     module = importlib.util.module_from_spec(module_spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
@@ -205,9 +205,10 @@ def save(workload: Workload, path: Path) -> None:
     whole = _write({"workload": workload, "sources": hashes}, path)
     for field in fields(workload) if whole is not None else ():
         if (error := _write(getattr(workload, field.name), io.BytesIO())) is not None:
-            raise WorkloadError(
-                f"workload {workload.name!r}: its {field.name} cannot be sent to another process "
-                f"({error}): define it at the top level of a file, {REMEDY}"
+            raise WorkloadError.of(
+                workload.name,
+                f"its {field.name} cannot be sent to another process ({error}): define it at the "
+                f"top level of a file, {REMEDY}",
             ) from error
     if whole is not None:
         raise WorkloadError(str(whole)) from whole
@@ -217,7 +218,7 @@ def load_saved(spec: str, request: Request) -> Workload:
     """Load a workload that `save` wrote, with its weights."""
     path = Path(spec)
     if not path.is_file():
-        raise WorkloadError(f"workload {spec!r}: there is no file {spec!r}; check the path")
+        raise WorkloadError.of(spec, f"there is no file {spec!r}; check the path")
     title = title_of(spec)
     with blamed_on(f"workload {title!r}"):
         result = torch.load(path, weights_only=False)["workload"]

@@ -190,26 +190,13 @@ def split_batch(batch: object, parts: int) -> list[Batch]:
     return [pytree.tree_unflatten([one[part] for one in cut], form) for part in range(parts)]
 
 
-# Count the items in one step, for rates: tokens if the author counts them, else samples.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
-    """The number of `unit` in one step."""
-
-    per_step: int
-    unit: Unit
-
-
-def count(workload: Workload, batch: Batch) -> Counted:
-    """Count the items in one step, which takes as many batches as it accumulates.
+def count(workload: Workload, batch: Batch) -> tuple[int, Unit]:
+    """Count the items in one step, which takes as many batches as it accumulates, in their unit.
 
     Without `tokens_per_batch`, the leading dimension of `batch`'s first tensor is the number of
     samples in each.
     """
     if workload.tokens_per_batch is not None:
-        tokens = workload.tokens_per_batch * workload.accumulate
-        return Counted(per_step=tokens, unit=workload.unit)
+        return workload.tokens_per_batch * workload.accumulate, workload.unit
     unit: Unit = "samples" if workload.unit == "tokens" else workload.unit
-    samples = max(samples_of(batch), 1)
-    return Counted(per_step=samples * workload.accumulate, unit=unit)
+    return max(samples_of(batch), 1) * workload.accumulate, unit

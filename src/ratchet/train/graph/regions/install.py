@@ -10,7 +10,7 @@ import hashlib
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Self
@@ -76,13 +76,6 @@ class RegionSite:
             torch.empty(shape, dtype=getattr(torch, dtype), device="meta" if on_meta else device)
             for shape, dtype, device in self.outputs
         ]
-
-
-def made_like(values: Sequence[Tensor]) -> tuple[tuple[tuple[int, ...], str, str], ...]:
-    """Return shape, dtype and device of each of `values`."""
-    return tuple(
-        (tuple(one.shape), str(one.dtype).removeprefix("torch."), str(one.device)) for one in values
-    )
 
 
 @lru_cache(maxsize=SITES)
@@ -162,18 +155,28 @@ def _install(graph: Graph, cut: Cut, form: RegionForm, replaced: dict[Node, Node
     inputs = [replaced.get(one.node, one.node) for one in form.inputs]
     if any(node in replaced or node._erased for node in cut.computing):
         return
-    if _comes_back(cut, set(inputs)) or not all(map(_is_dense, inputs)):
+    lying_as = [_dense_order(node) for node in inputs]
+    if _comes_back(cut, set(inputs)) or None in lying_as:
         return
-    orders = [_order_of(node) for node in form.outputs]
+    orders = [_dense_order(node) or list(range(node.meta["val"].dim())) for node in form.outputs]
     values = [
         node.meta["val"].permute(order) for node, order in zip(form.outputs, orders, strict=True)
     ]
     site = RegionSite(
-        name=region_name(form.key), reference=form.reference, outputs=made_like(values)
+        name=region_name(form.key),
+        reference=form.reference,
+        outputs=tuple(
+            (tuple(one.shape), str(one.dtype).removeprefix("torch."), str(one.device))
+            for one in values
+        ),
     )
     (output,) = graph.find_nodes(op="output")
     with graph.inserting_before(output):
-        lying = [_permuted(graph, node, _order_of(node)) for node in inputs]
+        lying = [
+            _permuted(graph, node, order)
+            for node, order in zip(inputs, lying_as, strict=True)
+            if order is not None
+        ]
         call = graph.call_function(torch.ops.ratchet.region.default, (lying, site.to_text()))
         call.meta["val"] = values
         for place, node in enumerate(form.outputs):
@@ -201,18 +204,11 @@ def _comes_back(cut: Cut, inputs: set[Node]) -> bool:
     return False
 
 
-def _order_of(node: Node) -> list[int]:
-    """Return a node's dimensions in the order of memory; in their own if it has gaps."""
+def _dense_order(node: Node) -> list[int] | None:
+    """Return a node's dimensions in the order of memory; None if it has gaps."""
     value: Tensor = node.meta["val"]
     layout = memory_layout(tuple(value.shape), tuple(value.stride()))
-    dense = layout is not None and layout.is_dense
-    return list(layout.order) if layout is not None and dense else list(range(value.dim()))
-
-
-def _is_dense(node: Node) -> bool:
-    value: Tensor = node.meta["val"]
-    layout = memory_layout(tuple(value.shape), tuple(value.stride()))
-    return layout is not None and layout.is_dense
+    return list(layout.order) if layout is not None and layout.is_dense else None
 
 
 def _permuted(graph: Graph, node: Node, order: list[int]) -> Node:

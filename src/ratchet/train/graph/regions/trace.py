@@ -70,8 +70,9 @@ def trace(
             seen(traced)
         return _boxed(traced, compute=seen is not None)
 
+    gpus = range(torch.cuda.device_count())
     with ExitStack() as stack:
-        for context in (_patches(), _unchanged(model), torch.random.fork_rng(devices=_gpus())):
+        for context in (_patches(), _unchanged(model), torch.random.fork_rng(gpus)):
             stack.enter_context(context)
         backends = ATTENTION_BACKENDS.get(config.attention)
         stack.enter_context(sdpa_kernel(backends) if backends else nullcontext())
@@ -146,10 +147,6 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             for name, buffer in model.named_buffers():
                 if name in buffers:
                     buffer.copy_(buffers[name])
-
-
-def _gpus() -> list[int]:
-    return list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
 
 
 def _prepared(module: GraphModule, inputs: Inputs, *, backward: bool) -> TracedGraph:
