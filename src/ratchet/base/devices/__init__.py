@@ -10,18 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ratchet.base.devices import catalogue
-from ratchet.base.devices.catalogue import Catalogue, CatalogueDevice
-from ratchet.base.devices.ceilings import Ceilings, Roofline, measure, mfu
-from ratchet.base.devices.probe import (
-    Device,
-    Isa,
-    Origin,
-    Software,
-    best_isa,
-    fingerprint,
-    software,
-    software_fingerprint,
-)
+from ratchet.base.devices.ceilings import Ceilings
+from ratchet.base.devices.probe import Device, Origin, fingerprint
 from ratchet.base.show import model as m
 from ratchet.base.show.words import ABSENT, show_bandwidth, show_bytes, show_flops
 
@@ -90,26 +80,6 @@ def paper_of(device: Device) -> Paper | None:
         memory_bytes_per_s=known.memory_bytes_per_s() or 0.0,
         sources={field: known.facts[field].source for field in fields if field in known.facts},
     )
-
-
-__all__ = [
-    "Catalogue",
-    "CatalogueDevice",
-    "Ceilings",
-    "Device",
-    "DeviceReport",
-    "Isa",
-    "Origin",
-    "Paper",
-    "Roofline",
-    "Software",
-    "best_isa",
-    "describe",
-    "measure",
-    "mfu",
-    "software",
-    "software_fingerprint",
-]
 
 
 def device_report(report: DeviceReport) -> m.ResultReport:

@@ -61,9 +61,6 @@ def graphs_of(module: GraphModule) -> Iterator[GraphModule]:
     yield module
 
 
-__all__ = ["InstallKernels", "InstallReport", "code_identity", "compile_options", "installed_by"]
-
-
 class InstallKernels(CustomGraphPass):
     """Install kernels in each graph of one torch.compile call; `report` lists the results."""
 

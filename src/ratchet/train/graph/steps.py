@@ -28,8 +28,6 @@ InstallOwn = Callable[
 
 CHUNKED: Final = "linear_cross_entropy"
 
-__all__ = ["InstallOwn", "InstalledStep", "build_step", "install_options", "kernel_adamw"]
-
 
 class InstalledStep(TrainingStep):
     """A TrainingStep whose compiled graphs call kernels; `install_report` grows as it compiles."""
