@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -132,6 +134,17 @@ TextFile = Annotated[
     str | None,
     typer.Option("--text", metavar="FILE", help="Text to train on. Default: Python's own sources."),
 ]
+Fleet = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray|ray://HOST:PORT",
+        help="Where to judge: on this machine, on the Ray cluster at hand, or on another.",
+    ),
+]
+Page = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
+]
 ParallelWords = Annotated[
     str | None,
     typer.Option(
@@ -175,6 +188,11 @@ def group(name: str, words: str) -> typer.Typer:
             print(context.get_help())
 
     return commands
+
+
+def command_line() -> str:
+    """Return the command as a user may paste it."""
+    return shlex.join(["ratchet", *sys.argv[1:]])
 
 
 def listed(names: str) -> tuple[str, ...]:

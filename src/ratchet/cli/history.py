@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratchet.cli.app import AsJson, LedgerUrl, group, print_json, show
+from ratchet.cli.app import AsJson, LedgerUrl, Page, group, print_json, show
 
 commands = group(
     "history", "Follow results over commits: change points, incidents, import and export."
@@ -23,10 +23,7 @@ IncidentId = Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, or 
 
 @commands.command("show")
 def show_(
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
-    ] = None,
+    out: Page = None,
     only: Only = "",
     at_least: Annotated[
         str, typer.Option("--at-least", metavar="SHARE", help="Smallest change to show.")

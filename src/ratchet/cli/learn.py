@@ -15,7 +15,7 @@ import typer
 from ratchet.base.errors import LearnError
 from ratchet.base.serialise import document_of
 from ratchet.base.show.words import parse_share
-from ratchet.cli.app import AsJson, LedgerUrl, finite, group, print_json, show
+from ratchet.cli.app import AsJson, Fleet, LedgerUrl, command_line, finite, group, print_json, show
 from ratchet.write.learn.config import LearnConfig, LearnSetting, check_range, settings
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ Dataset = Annotated[
 Minutes = Annotated[
     float | None, typer.Option(parser=finite(), metavar="NUMBER", help="Stop after this time.")
 ]
-Fleet = Annotated[str, typer.Option(metavar="local|ray|ray://HOST:PORT", help="Where to judge.")]
 Command = Callable[..., None]
 
 
@@ -203,12 +202,11 @@ def _report(
     running: bool,
     parameters: int | None = None,
 ) -> LearnReport:
-    from ratchet.cli.write import _command
     from ratchet.write.learn.show import LearnReport
 
     return LearnReport(
         title=f"learn {stage}",
-        command=_command(),
+        command=command_line(),
         running=running,
         config=config.rows(makes_model=stage in MAKES_MODEL),
         curves={stage: rows},
@@ -470,7 +468,6 @@ def loop(
 
     make_folder(out, "--out")
     from ratchet.base.show.terminal import BudgetLine
-    from ratchet.cli.write import _command
     from ratchet.judge.court.court import check_ledger, open_court
     from ratchet.write.learn.loop import Loop
     from ratchet.write.learn.show import learn_report
@@ -493,7 +490,7 @@ def loop(
             unseen=held,
             texts=tuple(text or ()),
             datasets=tuple(dataset or ()),
-            command=_command(),
+            command=command_line(),
         )
         result = loop.run()
     paths = write_report(result, out)

@@ -16,6 +16,7 @@ from ratchet.cli.app import (
     AsJson,
     BatchSize,
     DeviceName,
+    Page,
     PrecisionName,
     SequenceLength,
     TextFile,
@@ -116,10 +117,6 @@ def record(
     print(f"next: ratchet trace report {shlex.quote(str(out))} --out trace.html")
 
 
-Page = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
-]
 Parquet = Annotated[
     Path | None,
     typer.Option("--parquet", metavar="FOLDER", help="Write each table as a Parquet file."),

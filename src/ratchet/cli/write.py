@@ -16,10 +16,12 @@ from ratchet.cli.app import (
     AsJson,
     BatchSize,
     DeviceName,
+    Fleet,
     LedgerUrl,
     PrecisionName,
     SequenceLength,
     app,
+    command_line,
     show,
 )
 from ratchet.train.workloads.names import LoadOptions
@@ -126,13 +128,7 @@ def write(
             "is emulated, and its time estimated.",
         ),
     ] = None,
-    fleet: Annotated[
-        str,
-        typer.Option(
-            metavar="local|ray|ray://HOST:PORT",
-            help="Where to judge: on this machine, on the Ray cluster at hand, or on another.",
-        ),
-    ] = "local",
+    fleet: Fleet = "local",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -221,7 +217,7 @@ def _write_one(
             request,
             court=court,
             follow=_following(folder, progress),
-            command=_command(),
+            command=command_line(),
             spent_s=spent_s,
         )
     paths = write_files(result, folder)
@@ -298,7 +294,7 @@ def _write_all(
             court=court,
             follow=follow,
             done=done,
-            command=_command(),
+            command=command_line(),
             spent_s=spent_s,
         )
     paths = write_summary(result, folder)
@@ -327,10 +323,3 @@ def _following(folder: Path, progress: WriteProgress) -> Follow:
             write_page(result(), folder)
 
     return follow
-
-
-def _command() -> str:
-    import shlex
-    import sys
-
-    return shlex.join(["ratchet", *sys.argv[1:]])

@@ -85,7 +85,7 @@ def test_the_reported_command_repeats_the_turn(
 
 
 def test_the_command_and_the_call_have_the_same_options() -> None:
-    own = {"context", "workload", "dry", "target", "as_json", "debug"}
+    own = {"context", "workload", "dry", "target", "as_json"}
     of_command = inspect.signature(optimize).parameters.keys() - own
     of_call = inspect.signature(ratchet.optimize).parameters.keys() - {"workload", "listener"}
     assert (

@@ -12,15 +12,16 @@ from ratchet.base.errors import WorkloadError
 from ratchet.train.recipe.module_calls import memory_slots
 from ratchet.train.recipe.slots import filled
 from ratchet.train.workloads import fp8_products
+from ratchet.train.workloads.checkpointing import replaced_in
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.fp8_products import (
     FNUZ,
+    MULTIPLIES,
     OCP,
     Formats,
     apply_products,
     formats_for,
     multiply,
-    multiplying_in,
     rounded,
     turned,
 )
@@ -90,7 +91,7 @@ def test_gradients_are_those_of_the_layers_but_for_rounding(formats: Formats) ->
     own, x = model(), torch.randn(32, 64)
     exact = gradients(own, x)
     apply_products(own, "fp8")
-    assert len(multiplying_in(own)) == 2, "the head multiplies as before"
+    assert len(replaced_in(own, MULTIPLIES)) == 2, "the head multiplies as before"
     errors = [off(new, old) for new, old in zip(gradients(own, x), exact, strict=True)]
     assert max(errors) < COARSE
     assert min(errors) > 1e-3, "nothing was rounded"
@@ -142,7 +143,7 @@ def test_a_script_s_model_multiplies_in_fp8_within_its_step_only() -> None:
     exact = own[0](x)
     with filled(memory_slots(own, StepConfig(products="fp8"))):
         assert off(own[0](x), exact) > 1e-3
-    assert torch.equal(own[0](x), exact) and not multiplying_in(own)
+    assert torch.equal(own[0](x), exact) and not replaced_in(own, MULTIPLIES)
 
 
 @pytest.mark.parametrize("precision", ["bf16_autocast", "bf16_master"])
@@ -153,6 +154,6 @@ def test_a_workload_learns_in_fp8(precision: str) -> None:
         workload = load("llama-tiny", batch_size=1, sequence=16)
         step = TrainingStep(workload, config)
         found[products] = [float(step(workload.batch(0))) for _ in range(4)]
-    assert multiplying_in(workload.model)
+    assert replaced_in(workload.model, MULTIPLIES)
     assert found["fp8"] == pytest.approx(found["own"], rel=0.02) and found["fp8"] != found["own"]
     assert found["fp8"][-1] < found["fp8"][0]

@@ -185,7 +185,6 @@ def _bodies(tree: ast.Module) -> Iterator[list[ast.stmt]]:
 
 
 def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    """Yield each imported name with the package that it is from."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for one in node.names:

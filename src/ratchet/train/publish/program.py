@@ -166,7 +166,6 @@ def export_workload(workload: str, options: LoadOptions, out: Path) -> ExportRes
 def _written(
     traced: TracedProgram, folder: Path, tolerance: float
 ) -> tuple[WrittenProgram, list[Fallback]]:
-    """Export, save, load and run one program."""
     file = folder / f"{traced.name}.pt2"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export's own

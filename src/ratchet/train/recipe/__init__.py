@@ -210,12 +210,9 @@ def with_config(config: StepConfig, proven: dict[str, tuple[AnyKernel, ...]]) ->
 
 def describe(config: StepConfig) -> str:
     """Describe a config in a few words: `torch.compile, bf16 autocast, fused optimizer`."""
-    parts = ["eager" if config.compile_mode is None else _compile_words(config.compile_mode)]
+    compiled = {None: "eager", "default": "torch.compile"}
+    parts = [compiled.get(config.compile_mode, f"torch.compile {config.compile_mode}")]
     words = {"bf16_autocast": "bf16 autocast", "bf16_master": "bf16 weights"}
     parts.append(words.get(config.precision, config.precision))
     parts += [one.words(value) for _, value, one in config.changed()]
     return ", ".join(filter(None, parts))
-
-
-def _compile_words(mode: str) -> str:
-    return "torch.compile" if mode == "default" else f"torch.compile {mode}"

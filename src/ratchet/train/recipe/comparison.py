@@ -295,11 +295,8 @@ def write_gradients(gradients: Mapping[str, Tensor], path: Path) -> None:
         return
     values, at = torch.from_numpy(np.memmap(path, np.float32, "r+", start, (end // 4,))), 0
     for gradient in gradients.values():
-        real = _dense_and_real(gradient.detach())
+        dense = gradient.detach()
+        dense = dense if dense.layout == torch.strided else dense.to_dense()
+        real = torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
         values[at : at + real.numel()].view(real.shape).copy_(real)
         at += real.numel()
-
-
-def _dense_and_real(gradient: Tensor) -> Tensor:
-    dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
-    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense

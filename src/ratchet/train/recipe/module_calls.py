@@ -202,7 +202,9 @@ def memory_slots(
 
     The blocks `without` are left out.
     """
-    applied = [(RECOMPUTES, apply_checkpointing, config.checkpointing, "none")]
+    applied: list[tuple[str, Callable[[nn.Module, str], None], str, str]] = [
+        (RECOMPUTES, apply_checkpointing, config.checkpointing, "none")
+    ]
     if config.logits != "whole":
         from ratchet.train.workloads.deferred_logits import DEFERS, apply_logits
 
@@ -269,8 +271,6 @@ def compile_options(
 
 
 def _entry_of(module: nn.Module) -> Callable[..., object]:
-    """Return a function that calls the module."""
-
     def call(*arguments: object, **named: object) -> object:
         return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
 

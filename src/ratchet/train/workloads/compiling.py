@@ -286,7 +286,6 @@ class BoundedCompile:
         return result, counters["frames"]["total"] > before
 
     def _tell(self, what: str) -> None:
-        """Log a warning, once."""
         if what not in self._told:
             self._told.add(what)
             LOG.warning("ratchet: %s", what)

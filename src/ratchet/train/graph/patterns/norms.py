@@ -129,7 +129,6 @@ def _source_of(node: Node) -> Node:
 
 
 def _sizes(site: CapturedSite) -> dict[str, object]:
-    """Return the sizes that a norm's site knows."""
     return {**site.rows("x"), "hidden": site.shapes["x"][-1], "weight_dtype": site.dtype("weight")}
 
 

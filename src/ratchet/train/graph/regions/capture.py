@@ -264,7 +264,6 @@ class _Collector:
             self._notes[f"{op_name(node)}: {_why(node)}"] += 1
 
     def report(self, ceilings: Ceilings | None, measuring_s: float) -> RegionReport:
-        """Return the regions, ranked."""
         regions: list[tuple[_Found, Region]] = []
         for found in self._found.values():
             if not found.count:

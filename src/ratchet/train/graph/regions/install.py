@@ -80,7 +80,6 @@ class RegionSite:
 
 @lru_cache(maxsize=SITES)
 def _loaded(text: str) -> tuple[RegionSite, Reference]:
-    """Read a site, and run its source."""
     site = RegionSite.from_text(text)
     return site, run_source(f"{HEADER}{site.reference}\n").reference
 

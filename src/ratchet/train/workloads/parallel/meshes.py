@@ -107,16 +107,6 @@ class Meshes:
     tokens: DeviceMesh  # Dimensions pp, data, cp, tp
     experts: DeviceMesh | None  # Dimensions pp, others, ep, tp; None without expert parallelism
 
-    @property
-    def data_place(self) -> int:
-        """Return the number of this rank's share of the batch."""
-        return self.tokens.get_local_rank("data")
-
-    @property
-    def cp_place(self) -> int:
-        """Return the number of this rank's share of the sequence."""
-        return self.tokens.get_local_rank("cp")
-
 
 def make_meshes(layout: ParallelLayout, device_type: str) -> Meshes:
     """Return the meshes of a layout; WorkloadError unless it takes exactly the ranks there are."""

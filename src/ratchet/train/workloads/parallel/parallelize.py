@@ -164,7 +164,7 @@ def _share(workload: Workload, meshes: Meshes) -> BatchFunction:
     """Return the batches of this rank: its rows, in `micro` parts, and its part of the sequence."""
     layout, given = meshes.layout, workload.batch
     parts = 1 if layout.pp > 1 else layout.micro
-    row, place = meshes.data_place, meshes.cp_place
+    row, place = (meshes.tokens.get_local_rank(name) for name in ("data", "cp"))
 
     def batch(index: int) -> Batch:
         whole, part = divmod(index, parts)
