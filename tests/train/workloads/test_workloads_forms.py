@@ -156,7 +156,7 @@ def test_accumulated_batches_are_averaged() -> None:
     regression(whole, torch.cat(batches)).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(step.gradients()["0.weight"], whole[0].weight.grad)  # type: ignore[index]
     torch.testing.assert_close(loss, regression(mlp(), torch.cat(batches)).detach())
-    assert count(workload, batches).per_step == 32
+    assert count(workload, batches)[0] == 32
     assert flops(workload) == 4 * flops(replace(workload, accumulate=1))
 
 

@@ -128,7 +128,7 @@ def test_a_check_accepts_it_and_its_small_copy(script: Path) -> None:
     workload = loaded(script, "accumulated")
     assert check(workload) == ()
     assert (workload.name, workload.accumulate, workload.clip_norm) == ("LlamaForCausalLM", 3, 1.0)
-    assert count(workload, workload.batch(0)).per_step == 3 * 4 * 64
+    assert count(workload, workload.batch(0)) == (3 * 4 * 64, "tokens")
     assert workload.shrink is not None
     small, other = workload.shrink(1), workload.shrink(2)
     assert check(small) == ()

@@ -64,8 +64,8 @@ class ComparedStep(StepArm):
         """Return what an arm does, and the size of a batch (JSON)."""
         from ratchet.train.workloads.workload import count
 
-        counted = count(self._workload, self._batches[0])
-        return {**super().describe(), "per_batch": counted.per_step, "unit": counted.unit}
+        per_step, unit = count(self._workload, self._batches[0])
+        return {**super().describe(), "per_batch": per_step, "unit": unit}
 
     def profile(self, path: str, steps: int = 3) -> dict[str, object]:
         """Write a Chrome trace of some steps to `path` (JSON)."""
