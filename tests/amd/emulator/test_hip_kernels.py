@@ -276,7 +276,7 @@ table:
 
 def test_a_kernel_s_text_is_without_the_others_code() -> None:
     texts = KernelTexts(CODE + TWO)
-    assert texts.has("one") and texts.has("two") and not texts.has("table")
+    assert texts.names == {"one", "two"}
     found = texts.of("two")
     assert "s_endpgm" in found and "unheard" not in found
     assert '"kernel.hip"' in found, "its lines are in a file that the other named"
