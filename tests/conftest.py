@@ -120,6 +120,8 @@ MORE_EXAMPLES = (
     "test_equal_sides_agree[vit",
     "test_convolutions_are_right[float32-read",
     "test_convolutions_are_right[bfloat16-read-macros3]",
+    # An autotuned kernel runs in the suite of test_a_fault_fails_its_test_only.
+    "test_a_launcher_of_other_people_s[graph]",
     # Beside a judge, the same file's daemon ends too.
     "test_a_daemon_ends_when_the_file_has_been_read[alone]",
     # The loop and its checkpoints are the same in fp32, and a GradScaler has a test of its own.
