@@ -84,7 +84,7 @@ class ExtensionOrder(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]  # texts of sources and headers
     bound: str = ""  # code that binds functions, behind the sources
     options: tuple[str, ...] = ()  # macros, and folders that are searched for headers
-    folders: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ("",)
 
 
 Compile = Callable[[HipSources], Path]
