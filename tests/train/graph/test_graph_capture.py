@@ -29,8 +29,9 @@ def test_shapes_are_the_workloads_own() -> None:
     assert sites["adamw"].shapes["embedding.weight"] == (512, 64)
 
 
-def test_fp32_has_no_bf16_products() -> None:
-    assert "linear" not in {site.kernel for site in sites_of("fp32")}
+def test_fp32_products_stay_in_fp32() -> None:
+    linear = [site for site in sites_of("fp32") if site.kernel == "linear"]
+    assert [site.dtypes for site in linear] == [{"x": "fp32", "weight": "fp32"}] * len(linear) != []
 
 
 def test_bf16_weights_leave_the_model_alone() -> None:

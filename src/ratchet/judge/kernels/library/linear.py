@@ -1,9 +1,10 @@
-"""A linear layer in bf16: `ratchet::linear`, and the products of its backward.
+"""A linear layer in fp32 or bf16: `ratchet::linear`, and the products of its backward.
 
     y = x W^T + bias        dx = dy W        dW = dy^T x, dbias = sum of dy over rows
 
-x and weight are bf16 or fp32 (rounded to bf16 during packing); y is bf16, dx has x's dtype, dW
-weight's. Sums are fp32 over the whole summed dimension. The three products are three entries,
+If x and weight are both fp32, so are the products and y; the AMX and AVX512-BF16 variants decline
+them. Otherwise an fp32 operand is rounded to bf16 during packing, and y is bf16. dx has x's dtype,
+dW weight's. Sums are fp32 over the whole summed dimension. The three products are three entries,
 judged and activated separately: a vendor's library may be the best at some of them.
 """
 
@@ -17,7 +18,11 @@ from torch import Tensor
 from ratchet.judge.kernels.custom_op import Given, declare_op, or_none, out_dtype_of
 from ratchet.judge.kernels.library.sources import LibraryKernel, OpExample, Variant
 from ratchet.judge.problems.suites.shipped import linear as reference
-from ratchet.judge.problems.suites.shipped.linear import ENTRIES, linear_problems
+from ratchet.judge.problems.suites.shipped.linear import (
+    ENTRIES,
+    linear_problems,
+    product_dtype,
+)
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
@@ -31,7 +36,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Given:
 
 
 def _output(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.bfloat16)
+    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=product_dtype(x, weight))
 
 
 def _two(first: Tensor, second: Tensor, *_: object) -> Given:
@@ -39,14 +44,14 @@ def _two(first: Tensor, second: Tensor, *_: object) -> Given:
 
 
 def _dx(grad: Tensor, weight: Tensor, out_dtype: str = "") -> Tensor:
-    dtype = out_dtype_of(out_dtype, torch.bfloat16)
+    dtype = out_dtype_of(out_dtype, product_dtype(grad, weight))
     return grad.new_empty((*grad.shape[:-1], weight.shape[1]), dtype=dtype)
 
 
 def _dweight(
     grad: Tensor, x: Tensor, out_dtype: str = "", with_bias: bool = False
 ) -> tuple[Tensor, Tensor]:
-    dtype, width = out_dtype_of(out_dtype, torch.bfloat16), grad.shape[-1]
+    dtype, width = out_dtype_of(out_dtype, product_dtype(grad, x)), grad.shape[-1]
     dweight = grad.new_empty((width, x.shape[-1]), dtype=dtype)
     return dweight, grad.new_empty((width if with_bias else 0,), dtype=dtype)
 
@@ -108,7 +113,7 @@ LINEAR = LibraryKernel(
     name="linear",
     module=__name__,
     problems=linear_problems,
-    summary="the three products of a linear layer in bf16 on AMX or AVX512-BF16, packed, fp32 sums",
+    summary="the three products of a linear layer, packed for the caches, with fp32 sums",
     source_of_idea="Goto and van de Geijn, ACM TOMS 34(3), 2008; Van Zee and van de Geijn (BLIS), "
     "ACM TOMS 41(3), 2015",
     variants=(Variant(language="cpp", file="linear", entries=ENTRIES["linear"]),),

@@ -5,9 +5,10 @@
 x [N, H] and weight [V, H] are bf16 or fp32, bias [V] is either or None, target [N] is int64. The
 loss is an fp32 scalar; over zero tokens it is NaN, as in torch. If a gradient is needed, the
 forward computes dx, dW and dbias by chunks (arXiv:2410.10989), and the backward multiplies them by
-the loss's gradient. Two kernels answer the problem: one entirely in C++ (bf16 arithmetic), and
-`cross_entropy_rows` between torch's own matrix products (`linear_cross_entropy_chunks`). Activate
-the faster one. If both are active, the first runs on all inputs that it takes.
+the loss's gradient. Arithmetic is fp32 if x and weight both are. Two kernels answer the problem:
+one entirely in C++, which declines fp32 on AMX and AVX512-BF16, and `cross_entropy_rows` between
+torch's own matrix products. Activate the faster one. If both are active, the first runs on all
+inputs that it takes.
 """
 
 from __future__ import annotations
@@ -254,13 +255,6 @@ CHUNK_TOKENS = 512
 Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def _whole_first(x: Tensor, weight: Tensor) -> bool:
-    """Return whether to ask the C++ kernel: not if only the rows' kernel can answer."""
-    if not registry.is_active(ROWS_ENTRY):
-        return True
-    return registry.is_active(ENTRY) and torch.bfloat16 in (x.dtype, weight.dtype)
-
-
 def _computed(
     x: Tensor,
     weight: Tensor,
@@ -275,7 +269,7 @@ def _computed(
     """
     _check(x, weight, target)
     x, weight, target = features_last(x), features_last(weight), target.contiguous()
-    if not x.is_cpu or _whole_first(x, weight):
+    if not x.is_cpu or registry.is_active(ENTRY) or not registry.is_active(ROWS_ENTRY):
         found = registry.call(ENTRY, (x, weight, or_none(bias), target), scalars, outputs)
         if found is not None:
             return found

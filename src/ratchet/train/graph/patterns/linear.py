@@ -23,10 +23,12 @@ from ratchet.train.graph.nodes import (
 )
 from ratchet.train.graph.scope import Pattern, Scope
 
+_KNOWN = (torch.float32, torch.bfloat16)
+
 
 def _is_linear(node: Node) -> bool:
     found = value(node)
-    return calls(node, "linear") and found is not None and found.dtype == torch.bfloat16
+    return calls(node, "linear") and found is not None and found.dtype in _KNOWN
 
 
 def _install_linear(node: Node, scope: Scope) -> None:
@@ -35,17 +37,13 @@ def _install_linear(node: Node, scope: Scope) -> None:
     scope.require_movable([node])
     if tensor(weight).dim() != 2 or tensor(x).dim() < 2:
         raise Declined(f"{node} multiplies a vector")
-    if tensor(weight).dtype not in (torch.float32, torch.bfloat16):
+    if tensor(weight).dtype not in _KNOWN:
         raise Declined(
             f"{node} has a weight in {tensor(weight).dtype}; the kernel supports fp32, bf16"
         )
-    result = scope.kernel(
-        torch.ops.ratchet.linear.default,
-        scope.cast(x, torch.bfloat16),
-        weight,
-        bias,
-    )
-    scope.replace_as(node, result)
+    if tensor(node).dtype == torch.bfloat16:
+        x = scope.cast(x, torch.bfloat16)
+    scope.replace_as(node, scope.kernel(torch.ops.ratchet.linear.default, x, weight, bias))
 
 
 LINEAR = Pattern(

@@ -10,6 +10,7 @@
 
 #include <initializer_list>
 
+#include "attention_backward_rows.h"
 #include "attention_pack.h"
 
 template <class In, class E>
@@ -259,6 +260,10 @@ RATCHET_ENTRY attention_backward(const ratchet_tensor* t, int64_t count, const d
 #if defined(RATCHET_ISA_AMX)
     if (!amx_permitted()) return RATCHET_DECLINED;
 #endif
-    if (t[1].dtype == RATCHET_BF16) return Backward<uint16_t, bf16_operand>{s, t}.run();
-    return Backward<float, float>{s, t}.run();
+    if (t[1].dtype == RATCHET_F32) return BackwardRows<float>{s, t, 1, 1}.run();
+#if defined(RATCHET_BF16_PRODUCTS)
+    return Backward<uint16_t, uint16_t>{s, t}.run();
+#else
+    return BackwardRows<uint16_t>{s, t, 1, 1}.run();
+#endif
 }

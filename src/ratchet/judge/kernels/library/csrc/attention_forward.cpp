@@ -7,6 +7,7 @@
 //   S^T = K Q^T,  P^T = exp(S^T - max),  O^T = V^T P^T.
 #include <omp.h>
 
+#include "attention_forward_rows.h"
 #include "attention_pack.h"
 
 template <class In, class E>
@@ -207,7 +208,10 @@ RATCHET_ENTRY attention_forward(const ratchet_tensor* t, int64_t count, const do
 #if defined(RATCHET_ISA_AMX)
     if (!amx_permitted()) return RATCHET_DECLINED;
 #endif
-    if (t[0].dtype == RATCHET_BF16)
-        return Forward<uint16_t, bf16_operand>{s, t, nullptr, nullptr}.run();
-    return Forward<float, float>{s, t, nullptr, nullptr}.run();
+    if (t[0].dtype == RATCHET_F32) return ForwardRows<float>{s, t}.run();
+#if defined(RATCHET_BF16_PRODUCTS)
+    return Forward<uint16_t, uint16_t>{s, t, nullptr, nullptr}.run();
+#else
+    return ForwardRows<uint16_t>{s, t}.run();
+#endif
 }

@@ -15,9 +15,7 @@
 #endif
 
 #if defined(RATCHET_ISA_AMX) || (defined(RATCHET_ISA_AVX512_BF16) && defined(RATCHET_ROUNDS_BF16))
-typedef uint16_t bf16_operand;  // products of bf16 in the hardware
-#else
-typedef float bf16_operand;  // bf16 tensors are widened when packed
+#define RATCHET_BF16_PRODUCTS  // of bf16 tensors; all others are products of fp32, in attention_rows.h
 #endif
 
 template <class E>
@@ -29,7 +27,7 @@ struct Pair<uint16_t> {
     static const int64_t size = 2;
 };
 
-static const int MICRO_PANELS = RATCHET_LANES == 16 ? 2 : 1;
+static const int MICRO_PANELS = 2;
 
 RATCHET_INLINE floats dot_step(floats c, const float* a, floats b) {
     return multiply_add(splat(*a), b, c);
@@ -62,9 +60,6 @@ static inline void micro(const E* a, int64_t a_stride, const E* b, int64_t b_pan
         floats column[PANELS];
 #pragma GCC unroll 4
         for (int p = 0; p < PANELS; ++p) column[p] = load_words(b + p * b_panel + k * PANEL * pair);
-#if RATCHET_LANES == 8  // keeps GCC from reading them from memory again for every row
-        asm("" : "+x"(column[0].part[0]), "+x"(column[0].part[1]));
-#endif
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 4
@@ -85,15 +80,8 @@ static inline void micro_columns(const E* a, int64_t a_stride, const E* b, int64
                                 accumulate);
     };
     for (int64_t r = 0; r < rows; r += 16) {
-        // As many rows as leave registers for a panel and a broadcast: 16 (AVX-512: 32) registers.
-#if RATCHET_LANES == 16
+        // As many rows as leave registers for two panels and a broadcast.
         for (int i = 0; i < 16; i += 8) some(std::integral_constant<int, 8>(), r + i);
-#elif RATCHET_LANES == 8
-        some(std::integral_constant<int, 6>(), r);
-        for (int i = 6; i < 16; i += 5) some(std::integral_constant<int, 5>(), r + i);
-#else
-        for (int i = 0; i < 16; i += 2) some(std::integral_constant<int, 2>(), r + i);
-#endif
     }
 }
 

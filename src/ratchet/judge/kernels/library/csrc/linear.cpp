@@ -1,11 +1,11 @@
-// The three products of a linear layer, y = x.W^T + bias, in bf16 with fp32 sums.
+// The three products of a linear layer, y = x.W^T + bias, with fp32 sums.
 //
 //   linear_forward  x [T,I], weight [O,I], bias [O] or [0] -> y [T,O]
 //   linear_dgrad    dy [T,O], weight [O,I]                 -> dx [T,I]
 //   linear_wgrad    dy [T,O], x [T,I]                      -> dweight [O,I], dbias [O] or [0]
 //
-// Inputs are bf16 or fp32 (rounded to bf16 when packed; the avx512 and portable variants keep them), with one of their two
-// strides 1. Outputs are bf16 or fp32 with contiguous rows.
+// Inputs are bf16 or fp32, with one of their two strides 1. Outputs are bf16 or fp32 with contiguous rows. The variants with
+// bf16 instructions round fp32 to bf16 when packing, and decline two fp32 operands; the others multiply in fp32.
 #include <new>
 
 #include "gemm.h"
@@ -32,7 +32,7 @@ static Operand by_rows(const ratchet_tensor& t) { return {t.data, t.dtype, strid
 static Operand by_columns(const ratchet_tensor& t) { return {t.data, t.dtype, stride_of(t, 1), stride_of(t, 0)}; }
 
 static int64_t multiply(const Gemm& product) {
-    if (!micro_available()) return RATCHET_DECLINED;
+    if (!micro_available() || (UNIT == 2 && product.a.dtype == FP32 && product.b.dtype == FP32)) return RATCHET_DECLINED;
     try {
         gemm(product);
     } catch (const std::bad_alloc&) {
@@ -66,8 +66,12 @@ template <class Load>
 static void sum_stripe(const ratchet_tensor& dy, const ratchet_tensor& dbias, int64_t j, Load load) {
     float sums[STRIPE] = {};
     const int64_t width = min64(STRIPE, dy.size[1] - j), down = stride_of(dy, 0), across = stride_of(dy, 1);
-    for (int64_t i = 0; i < dy.size[0]; ++i)
-        for (int64_t c = 0; c < width; ++c) sums[c] += load(i * down + (j + c) * across);
+    for (int64_t first = 0; first < dy.size[0]; first += 16) {  // sums of sums lose less
+        float some[STRIPE] = {};
+        for (int64_t i = first; i < min64(first + 16, dy.size[0]); ++i)
+            for (int64_t c = 0; c < width; ++c) some[c] += load(i * down + (j + c) * across);
+        for (int64_t c = 0; c < width; ++c) sums[c] += some[c];
+    }
     for (int64_t c = 0; c < width; ++c) {
         if (dbias.dtype == RATCHET_BF16)
             static_cast<uint16_t*>(dbias.data)[j + c] = bf16_of_float(sums[c]);

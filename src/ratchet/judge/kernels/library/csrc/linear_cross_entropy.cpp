@@ -5,11 +5,12 @@
 //   scalars: ignore_index, label_smoothing
 //
 // Tokens are processed in chunks, the vocabulary in blocks, and each thread has its own blocks. For a chunk:
-//   1  logits of 8 (AMX: 32) tokens x a block, in fp32 in cache; p = exp(logit - m), m the block's largest, is kept
-//      as bf16, the sum of p (before rounding) and m in fp32
+//   1  logits of a few tokens x a block, in fp32 in cache; p = exp(logit - m), m the block's largest, is kept in
+//      the product's dtype, the sum of p (before rounding) and m in fp32
 //   2  log-sum-exp of each token from the m and sums of its blocks
-//   3  dlogits = p exp(m - lse) / count - ..., in bf16, for one block at a time: dx += dlogits.W (a partial sum for each thread),
+//   3  dlogits = p exp(m - lse) / count - ..., for one block at a time: dx += dlogits.W (a partial sum for each thread),
 //      dW += dlogits^T.x (fp32, a thread's own rows)
+// p and dlogits are fp32 if x and weight both are, which only the variants without bf16 instructions take; else bf16.
 // With one number of threads the order of every sum is fixed, so the result is repeatable bit for bit.
 // Idea: chunked losses as in Liger Kernel (arXiv:2410.10989), online softmax (arXiv:1805.02867).
 #include <cmath>
@@ -24,6 +25,7 @@
 #endif
 constexpr int64_t CHUNK = RATCHET_CHUNK;        // tokens
 constexpr int64_t BLOCK_MOST = 480;             // of the vocabulary; a multiple of 96
+constexpr int64_t GROUP = B_STAYS ? 32 : MR;    // tokens whose logits are in cache at a time
 
 struct Loss {
     int64_t tokens, hidden, vocabulary;
@@ -33,6 +35,7 @@ struct Loss {
     float smoothing;
     bool gradients;
     int64_t counted;  // tokens that are not ignored
+    bool exact;       // p and dlogits are fp32
     ratchet_tensor dx, dweight, dbias;
     bool has_bias;
 };
@@ -41,9 +44,11 @@ struct Loss {
 struct Work {
     int64_t chunk, block, blocks, hidden_tiles, row_tiles, hidden_units, chunk_units, block_units;
     uint32_t *x_rows, *x_columns;  // packed x of the chunk: for logits, for dW
-    uint16_t* p;                   // [blocks][chunk][block]
+    Lane p;                        // [blocks][chunk][block]
     float *largest, *sum, *total;  // [blocks][chunk]
-    float *target_logit, *lse;     // [chunk]
+    // [chunk]. The largest is kept apart from the sum: their log-sum-exp would be rounded at the size of the logits.
+    float *target_logit, *most;
+    double* log_sum;  // of exp(logit - most)
     float *row_loss;               // [tokens]
     float *bias;                   // [V] fp32, or null
     float *dweight;                // [V][H] fp32: the output itself, or scratch
@@ -54,11 +59,11 @@ struct Work {
 
 // The part of a thread.
 struct Own {
-    float* logits;      // [MR][block]
-    uint32_t* weight;   // a packed block of W, for logits, then for dx
-    uint16_t* dlogits;  // [chunk][block]
-    uint32_t* rows;     // dlogits packed for dx, then its transpose for dW
-    float* dx;          // [row tiles][hidden tiles][MR][NR]
+    float* logits;     // [GROUP][block]
+    uint32_t* weight;  // a packed block of W, for logits, then for dx
+    Lane dlogits;      // [chunk][block]
+    uint32_t* rows;    // dlogits packed for dx, then its transpose for dW
+    float* dx;         // [row tiles][hidden tiles][MR][NR]
 };
 
 // Hands out aligned pieces of one buffer; with no base it only adds up.
@@ -72,6 +77,7 @@ struct Carver {
         used = round_up(used, 64);
         return at;
     }
+    Lane take_lane(int64_t count, bool bf16) { return Lane{take<char>(count * (bf16 ? 2 : 4)), bf16}; }
 };
 
 static Own own_of(const Work& w, char* base, int64_t* size_bytes = nullptr) {
@@ -79,10 +85,10 @@ static Own own_of(const Work& w, char* base, int64_t* size_bytes = nullptr) {
     Own own;
     const int64_t hidden = round_up(w.hidden_tiles * NR, ROWS_ALIGNED), deepest = w.chunk_units > w.block_units ? w.chunk_units : w.block_units;
     const int64_t widest = round_up(w.block > w.chunk ? w.block : w.chunk, ROWS_ALIGNED);
-    own.logits = carver.take<float>(MR * w.block);
+    own.logits = carver.take<float>(GROUP * w.block);
     const int64_t for_logits = round_up(w.block, ROWS_ALIGNED) * w.hidden_units, for_dx = hidden * w.block_units;
     own.weight = carver.take<uint32_t>(for_logits > for_dx ? for_logits : for_dx);
-    own.dlogits = carver.take<uint16_t>(w.chunk * w.block);
+    own.dlogits = carver.take_lane(w.chunk * w.block, w.p.bf16);
     own.rows = carver.take<uint32_t>(widest * deepest);
     own.dx = carver.take<float>(w.row_tiles * w.hidden_tiles * MR * NR);
     if (size_bytes) *size_bytes = carver.used;
@@ -100,12 +106,13 @@ static void carve(const Loss& loss, Work& w, Carver& carver) {
     const int64_t hidden = round_up(loss.hidden, ROWS_ALIGNED), rows = round_up(w.chunk, ROWS_ALIGNED);
     w.x_rows = carver.take<uint32_t>(rows * w.hidden_units);
     w.x_columns = carver.take<uint32_t>(hidden * w.chunk_units);
-    w.p = carver.take<uint16_t>(loss.gradients ? w.blocks * w.chunk * w.block : 0);
+    w.p = carver.take_lane(loss.gradients ? w.blocks * w.chunk * w.block : 0, !loss.exact);
     w.largest = carver.take<float>(w.blocks * w.chunk);
     w.sum = carver.take<float>(w.blocks * w.chunk);
     w.total = carver.take<float>(w.blocks * w.chunk);
     w.target_logit = carver.take<float>(w.chunk);
-    w.lse = carver.take<float>(w.chunk);
+    w.most = carver.take<float>(w.chunk);
+    w.log_sum = carver.take<double>(w.chunk);
     w.row_loss = carver.take<float>(loss.tokens);
     w.bias = carver.take<float>(loss.has_bias ? loss.vocabulary : 0);
     w.dbias = carver.take<float>(loss.has_bias && loss.gradients ? loss.vocabulary : 0);
@@ -142,29 +149,46 @@ struct Span {
     int64_t first, size;
 };
 
-// Rows r .. r + MR of the chunk against a packed block of W.
-static void logits_of(const Loss& loss, const Work& w, const Own& own, int64_t row, int64_t width) {
-    for (int64_t k = 0; k < loss.hidden; k += KC)
-        for (int64_t j = 0; j < width; j += NR)
-            micro(micro_units(min64(KC, loss.hidden - k)), w.hidden_units, w.x_rows + row * w.hidden_units + k / UNIT * A_PANEL,
-                  own.weight + j * w.hidden_units + k / UNIT * B_PANEL, own.logits + j, w.block,
-                  static_cast<int>((min64(NR, width - j) + VECTOR - 1) / VECTOR), k > 0);
+// Calls tile(row, column, k, depth) for every tile of a product: the panel of B stays in L1 while the rows go by, where it
+// fits, else that of A while the columns do.
+template <class Tile>
+static inline void each_tile(int64_t rows, int64_t cols, int64_t depth, Tile tile) {
+    for (int64_t k = 0; k < depth; k += KC) {
+        const int64_t deep = min64(KC, depth - k);
+        if (B_STAYS) {
+            for (int64_t j = 0; j < cols; j += NR)
+                for (int64_t i = 0; i < rows; i += MR) tile(i, j, k, deep);
+        } else {
+            for (int64_t i = 0; i < rows; i += MR)
+                for (int64_t j = 0; j < cols; j += NR) tile(i, j, k, deep);
+        }
+    }
+}
+
+// Rows from `row` on of the chunk against a packed block of W.
+static void logits_of(const Loss& loss, const Work& w, const Own& own, int64_t row, int64_t rows, int64_t width) {
+    each_tile(rows, width, loss.hidden, [&](int64_t i, int64_t j, int64_t k, int64_t deep) {
+        micro(micro_units(deep), w.hidden_units, w.x_rows + (row + i) * w.hidden_units + k / UNIT * A_PANEL,
+              own.weight + j * w.hidden_units + k / UNIT * B_PANEL, own.logits + i * w.block + j, w.block,
+              static_cast<int>((min64(NR, width - j) + VECTOR - 1) / VECTOR), k > 0);
+    });
 }
 
 // Step 1 for one block.
 static void first_pass(const Loss& loss, const Work& w, const Own& own, Span tokens, int64_t index) {
     const int64_t v = index * w.block, width = min64(w.block, loss.vocabulary - v);
     pack_strip<B_PANEL>(matrix_rows(loss.weight), v, width, 0, loss.hidden, own.weight);
-    for (int64_t row = 0; row < tokens.size; row += MR) {
-        logits_of(loss, w, own, row, width);
-        for (int64_t i = row; i < min64(row + MR, tokens.size); ++i) {
+    for (int64_t row = 0; row < tokens.size; row += GROUP) {
+        const int64_t rows = min64(GROUP, tokens.size - row);
+        logits_of(loss, w, own, row, rows, width);
+        for (int64_t i = row; i < row + rows; ++i) {
             float* logits = own.logits + (i - row) * w.block;
             const RowPart part = row_scan(logits, width, w.bias ? w.bias + v : nullptr);
             const int64_t label = loss.target[tokens.first + i] - v, at = index * w.chunk + i;
             if (label >= 0 && label < width) w.target_logit[i] = logits[label];
             w.largest[at] = part.largest;
             w.total[at] = part.total;
-            w.sum[at] = row_exp(logits, width, part.largest, lane(loss.gradients ? w.p + at * w.block : nullptr));
+            w.sum[at] = row_exp(logits, width, part.largest, loss.gradients ? w.p.at(at * w.block) : Lane{nullptr, false});
         }
     }
 }
@@ -181,46 +205,62 @@ static void finish_row(const Loss& loss, const Work& w, Span tokens, int64_t i) 
         sum += static_cast<double>(part) * std::exp(static_cast<double>(w.largest[b * w.chunk + i]) - largest);
         total += w.total[b * w.chunk + i];
     }
-    w.lse[i] = nan ? NAN : static_cast<float>(largest + std::log(sum));
+    w.most[i] = largest;
+    w.log_sum[i] = nan ? NAN : std::log(sum);
+    const double lse = largest + w.log_sum[i], above = largest - w.target_logit[i] + w.log_sum[i];
     const bool ignored = loss.target[tokens.first + i] == loss.ignore_index;
     const float spread = loss.smoothing > 0 ? loss.smoothing / static_cast<float>(loss.vocabulary) * total : 0.0f;
-    w.row_loss[tokens.first + i] = ignored ? 0.0f : w.lse[i] - (1 - loss.smoothing) * w.target_logit[i] - spread;
+    w.row_loss[tokens.first + i] = ignored ? 0.0f : static_cast<float>((1 - loss.smoothing) * above + loss.smoothing * lse - spread);
 }
 
-// Step 3: the block's gradient with respect to logits, as bf16.
+// Step 3: the block's gradient with respect to logits.
 static void dlogits_of(const Loss& loss, const Work& w, const Own& own, Span tokens, int64_t index) {
     const int64_t v = index * w.block, width = min64(w.block, loss.vocabulary - v);
-    const float share = 1.0f / static_cast<float>(loss.counted), even = loss.smoothing / static_cast<float>(loss.vocabulary);
+    const double share = 1.0 / static_cast<double>(loss.counted), even = static_cast<double>(loss.smoothing) / static_cast<double>(loss.vocabulary);
     for (int64_t i = 0; i < tokens.size; ++i) {
         const int64_t label = loss.target[tokens.first + i], at = index * w.chunk + i;
-        uint16_t* row = own.dlogits + i * w.block;
+        const Lane row = own.dlogits.at(i * w.block);
         if (label == loss.ignore_index) {
-            std::memset(row, 0, static_cast<std::size_t>(width) * 2);
+            std::memset(row.data, 0, static_cast<std::size_t>(width) * (row.bf16 ? 2 : 4));
             continue;
         }
-        row_scale(lane(w.p + at * w.block), width, std::exp(w.largest[at] - w.lse[i]) * share, even * share, lane(row));
+        // Rounded once: every class of a token has the same factor, so that its error adds up.
+        const double factor = std::exp(static_cast<double>(w.largest[at]) - w.most[i] - w.log_sum[i]) * share;
+        row_scale(w.p.at(at * w.block), width, static_cast<float>(factor), static_cast<float>(even * share), row);
         if (label >= v && label < v + width)
-            row[label - v] = bf16_of_float((std::expm1(w.target_logit[i] - w.lse[i]) + loss.smoothing - even) * share);
+            row.store(label - v, vset(static_cast<float>((std::expm1(w.target_logit[i] - w.most[i] - w.log_sum[i]) + loss.smoothing - even) * share)), 1);
     }
 }
 
 static void add_dbias(const Loss& loss, const Work& w, const Own& own, Span tokens, int64_t index) {
     const int64_t v = index * w.block, width = min64(w.block, loss.vocabulary - v);
     if (tokens.first == 0) std::memset(w.dbias + v, 0, static_cast<std::size_t>(width) * 4);
-    for (int64_t i = 0; i < tokens.size; ++i)
-        for (int64_t j = 0; j < width; ++j) w.dbias[v + j] += float_of_bf16(own.dlogits[i * w.block + j]);
+    for (int64_t j = 0; j < width; j += LANES) {
+        const int64_t n = width - j;
+        vf total = lane(w.dbias + v).load(j, n);
+        for (int64_t first = 0; first < tokens.size; first += 16) {  // sums of sums lose less
+            vf sum = vset(0.f);
+            for (int64_t i = first; i < min64(first + 16, tokens.size); ++i) sum = sum + own.dlogits.load(i * w.block + j, n);
+            total = total + sum;
+        }
+        lane(w.dbias + v).store(j, total, n);
+    }
+}
+
+static Operand dlogits_by(const Own& own, int64_t p_stride, int64_t k_stride) {
+    return {own.dlogits.data, own.dlogits.bf16 ? BF16 : FP32, p_stride, k_stride};
 }
 
 // Step 3: dx += dlogits . W for the block.
 static void add_dx(const Loss& loss, const Work& w, const Own& own, Span tokens, int64_t index, bool first) {
     const int64_t v = index * w.block, width = min64(w.block, loss.vocabulary - v), kup = padded_units(width);
-    pack_strip<A_PANEL, A_ORDER>({own.dlogits, BF16, w.block, 1}, 0, tokens.size, 0, width, own.rows);
+    pack_strip<A_PANEL, A_ORDER>(dlogits_by(own, w.block, 1), 0, tokens.size, 0, width, own.rows);
     pack_strip<B_PANEL>(matrix_columns(loss.weight), 0, loss.hidden, v, width, own.weight);
-    for (int64_t row = 0; row < tokens.size; row += MR)
-        for (int64_t j = 0; j < w.hidden_tiles; ++j) {
-            float* tile = own.dx + (row / MR * w.hidden_tiles + j) * MR * NR;
-            micro(micro_units(width), kup, own.rows + row * kup, own.weight + j * NR * kup, tile, NR, NR / VECTOR, !first);
-        }
+    each_tile(tokens.size, w.hidden_tiles * NR, width, [&](int64_t i, int64_t j, int64_t k, int64_t deep) {
+        float* tile = own.dx + (i / MR * w.hidden_tiles + j / NR) * MR * NR;
+        micro(micro_units(deep), kup, own.rows + i * kup + k / UNIT * A_PANEL, own.weight + j * kup + k / UNIT * B_PANEL, tile, NR,
+              NR / VECTOR, k > 0 || !first);
+    });
 }
 
 static inline void prefetch_tile(const float* c, int64_t ld, int64_t rows) {
@@ -231,16 +271,14 @@ static inline void prefetch_tile(const float* c, int64_t ld, int64_t rows) {
 // Step 3: dW += dlogits^T . x for the rows of the block.
 static void add_dweight(const Loss& loss, const Work& w, const Own& own, Span tokens, int64_t index) {
     const int64_t v = index * w.block, width = min64(w.block, loss.vocabulary - v), kup = padded_units(tokens.size);
-    pack_strip<A_PANEL, A_ORDER>({own.dlogits, BF16, 1, w.block}, 0, width, 0, tokens.size, own.rows);
-    for (int64_t i = 0; i < width; i += MR) {
+    pack_strip<A_PANEL, A_ORDER>(dlogits_by(own, 1, w.block), 0, width, 0, tokens.size, own.rows);
+    each_tile(width, loss.hidden, tokens.size, [&](int64_t i, int64_t j, int64_t k, int64_t deep) {
         const int64_t rows = min64(MR, width - i);
-        float* c = w.dweight + (v + i) * loss.hidden;
-        for (int64_t j = 0; j < loss.hidden; j += NR) {
-            if (tokens.first > 0 && j + 2 * NR <= loss.hidden) prefetch_tile(c + j + NR, loss.hidden, rows);
-            micro_edge(micro_units(tokens.size), kup, own.rows + i * kup, w.x_columns + j * kup, c + j, loss.hidden, rows,
-                       min64(NR, loss.hidden - j), tokens.first > 0);
-        }
-    }
+        float* c = w.dweight + (v + i) * loss.hidden + j;
+        if (!B_STAYS && tokens.first > 0 && j + 2 * NR <= loss.hidden) prefetch_tile(c + NR, loss.hidden, rows);
+        micro_edge(micro_units(deep), kup, own.rows + i * kup + k / UNIT * A_PANEL, w.x_columns + j * kup + k / UNIT * B_PANEL, c,
+                   loss.hidden, rows, min64(NR, loss.hidden - j), k > 0 || tokens.first > 0);
+    });
 }
 
 static inline void put(const ratchet_tensor& t, int64_t at, float value) {
@@ -344,11 +382,10 @@ static bool count_targets(Loss& loss) {
     return true;
 }
 
-// Two fp32 operands need fp32 arithmetic, which this kernel lacks: p and dlogits are bf16.
+// Two fp32 operands need fp32 arithmetic, which the variants that pack pairs of bf16 lack.
 static bool takes_inputs(const Loss& loss, const ratchet_tensor& target) {
     const bool sized = loss.tokens > 0 && loss.hidden > 0 && loss.vocabulary > 0;
-    const bool half = loss.x.dtype == RATCHET_BF16 || loss.weight.dtype == RATCHET_BF16;
-    return sized && half && takes_matrix(loss.x, loss.tokens, loss.hidden) && takes_matrix(loss.weight, loss.vocabulary, loss.hidden) &&
+    return sized && (UNIT == 1 || !loss.exact) && takes_matrix(loss.x, loss.tokens, loss.hidden) && takes_matrix(loss.weight, loss.vocabulary, loss.hidden) &&
            target.ndim == 1 && target.dtype == RATCHET_I64 && target.size[0] == loss.tokens && ratchet_is_contiguous(&target);
 }
 
@@ -383,6 +420,7 @@ RATCHET_ENTRY linear_cross_entropy(const ratchet_tensor* t, int64_t count, const
     loss.smoothing = static_cast<float>(scalars[1]);
     loss.has_bias = ratchet_numel(&t[2]) > 0;
     loss.gradients = count == 8;
+    loss.exact = loss.x.dtype == RATCHET_F32 && loss.weight.dtype == RATCHET_F32;
     if (loss.gradients) loss.dx = t[5], loss.dweight = t[6], loss.dbias = t[7];
     if (!takes_inputs(loss, t[3]) || (loss.has_bias && !takes_vector(t[2], loss.vocabulary))) return RATCHET_DECLINED;
     if ((loss.gradients && !takes_gradients(loss)) || !count_targets(loss)) return RATCHET_DECLINED;

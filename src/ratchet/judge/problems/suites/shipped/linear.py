@@ -24,28 +24,32 @@ ENTRIES: Final = {
 }
 
 
-def _half(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype == torch.float64 else tensor.bfloat16()
+def product_dtype(first: Tensor, second: Tensor) -> torch.dtype:
+    """Return the dtype in which two operands are multiplied: their own, bf16 if they differ."""
+    return first.dtype if first.dtype == second.dtype else torch.bfloat16
 
 
 def linear_forward(
     x: Tensor, weight: Tensor, bias: Tensor, scalars: Scalars = ()
 ) -> tuple[Tensor, ...]:
-    """Compute the entry's reference: y in bf16 (float64 for float64 inputs)."""
-    added = _half(bias) if bias.numel() > 0 else None
-    return (torch.nn.functional.linear(_half(x), _half(weight), added),)
+    """Compute the entry's reference: y in the product's dtype."""
+    dtype = product_dtype(x, weight)
+    added = bias.to(dtype) if bias.numel() > 0 else None
+    return (torch.nn.functional.linear(x.to(dtype), weight.to(dtype), added),)
 
 
 def linear_dgrad(grad: Tensor, weight: Tensor, scalars: Scalars = ()) -> tuple[Tensor, ...]:
-    """Compute the entry's reference: dx in bf16 (float64 for float64 inputs)."""
-    return (_half(grad) @ _half(weight),)
+    """Compute the entry's reference: dx in the product's dtype."""
+    dtype = product_dtype(grad, weight)
+    return (grad.to(dtype) @ weight.to(dtype),)
 
 
 def linear_wgrad(grad: Tensor, x: Tensor, scalars: Scalars = ()) -> tuple[Tensor, ...]:
-    """Compute the entry's reference: dweight and dbias in bf16 (float64 for float64 inputs)."""
-    half = _half(grad)
-    total = half.sum(0, dtype=torch.float32 if half.dtype == torch.bfloat16 else half.dtype)
-    return half.t() @ _half(x), _half(total)
+    """Compute the entry's reference: dweight and dbias in the product's dtype."""
+    dtype = product_dtype(grad, x)
+    own = grad.to(dtype)
+    total = own.sum(0, dtype=torch.float32 if dtype == torch.bfloat16 else dtype)
+    return own.t() @ x.to(dtype), total.to(dtype)
 
 
 def linear_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
@@ -134,9 +138,7 @@ def cross_entropy_rows(
 def linear_cross_entropy_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
     """Return one problem per entry, at the workload's tokens, hidden size and vocabulary."""
     whole = problem_of(__name__, ENTRY, _whole_cases(shapes))
-    rows = problem_of(__name__, ROWS_ENTRY, _rows_cases(shapes))
-    # The C++ kernel computes in bf16, so it cannot answer a problem in fp32.
-    return (whole, rows) if shapes.dtype == "bfloat16" else (rows,)
+    return whole, problem_of(__name__, ROWS_ENTRY, _rows_cases(shapes))
 
 
 def _whole_cases(shapes: WorkloadShapes) -> tuple[Case, ...]:
