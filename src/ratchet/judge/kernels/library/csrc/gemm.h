@@ -59,6 +59,16 @@ static GemmPlan gemm_plan(const Gemm& g, int threads) {
     return plan;
 }
 
+// Whether the micro-kernel reads A where it lies: rows of fp32 that do not all meet in the same sets of L1.
+static inline bool reads_rows(const Gemm& g) {
+#if defined(GEMM_READS_ROWS)
+    return g.a.dtype == FP32 && g.a.k_stride == 1 && g.a.p_stride % 1024 != 0;
+#else
+    (void)g;
+    return false;
+#endif
+}
+
 // Shared among the threads of the enclosing parallel region; ends without a barrier.
 template <int64_t PANEL, Order ORDER>
 static void pack_together(const Operand& x, int64_t p, int64_t rows, int64_t k, int64_t depth, uint32_t* to) {
@@ -108,7 +118,7 @@ static void store_tile(const Gemm& g, const float* tile, int64_t m, int64_t n, i
 #endif
 
 struct GemmBlock {
-    int64_t m, n, rows, cols, depth;  // where the block of C starts, its size, and the packed depth of k
+    int64_t m, n, k, rows, cols, depth;  // where the block of C and of k starts, its size, and the packed depth of k
     const uint32_t *a, *b;
     float* partial;  // the block's fp32 tiles, or null where K is summed in one piece
     bool first, last;
@@ -125,13 +135,24 @@ static void run_task(const Gemm& g, const GemmPlan& plan, const GemmBlock& block
         const bool add = !(block.first && k == 0), done = block.last && k + depth == block.depth;
         auto tile_at = [&](int64_t i, int64_t j) {
             const int64_t rows = min64(MR, i1 - i), cols = min64(NR, j1 - j);
-            // A whole fp32 tile of C is its own sum.
-            const bool direct = g.c_dtype == FP32 && g.bias == nullptr && rows == MR && cols % VECTOR == 0;
+            // A whole fp32 tile of C is its own sum, which starts from the bias.
+            const bool direct = g.c_dtype == FP32 && (g.bias == nullptr || g.bias_dtype == FP32) && rows == MR && cols % VECTOR == 0;
             float* tile = direct          ? static_cast<float*>(g.c) + (block.m + i) * g.c_stride + block.n + j
                           : block.partial ? block.partial + ((i / MR) * tiles_across + j / NR) * MR * NR
                                           : own;
-            micro(micro_units(depth), kup, block.a + i * kup + at * A_PANEL, block.b + j * kup + at * B_PANEL, tile,
-                  direct ? g.c_stride : NR, static_cast<int>((cols + VECTOR - 1) / VECTOR), add);
+            const int64_t ld = direct ? g.c_stride : NR;
+            const bool biased = direct && g.bias != nullptr && !add;
+            for (int64_t r = 0; biased && r < MR; ++r)
+                std::memcpy(tile + r * ld, static_cast<const float*>(g.bias) + block.n + j, static_cast<std::size_t>(cols) * 4);
+            const int vectors = static_cast<int>((cols + VECTOR - 1) / VECTOR);
+            const uint32_t* b = block.b + j * kup + at * B_PANEL;
+#if defined(GEMM_READS_ROWS)
+            if (block.a == nullptr) {
+                const float* a = static_cast<const float*>(g.a.data) + (block.m + i) * g.a.p_stride + block.k + k;
+                micro_rows(micro_units(depth), a, g.a.p_stride, rows, b, tile, ld, vectors, add || biased);
+            } else
+#endif
+                micro(micro_units(depth), kup, block.a + i * kup + at * A_PANEL, b, tile, ld, vectors, add || biased);
             if (done && !direct) store_tile(g, tile, block.m + i, block.n + j, rows, cols);
         };
         if (B_STAYS) {
@@ -147,7 +168,7 @@ static void run_task(const Gemm& g, const GemmPlan& plan, const GemmBlock& block
 static void gemm(const Gemm& g) {
     const GemmPlan plan = gemm_plan(g, omp_get_max_threads());
     const int64_t kup = padded_units(plan.kb);
-    uint32_t* a = static_cast<uint32_t*>(scratch<0>(plan.mb * kup * 4));
+    uint32_t* a = reads_rows(g) ? nullptr : static_cast<uint32_t*>(scratch<0>(plan.mb * kup * 4));
     uint32_t* b = static_cast<uint32_t*>(scratch<1>(plan.nb * kup * 4));
     float* partial = g.k <= KC ? nullptr : static_cast<float*>(scratch<2>(plan.mb * plan.nb * 4));
 #pragma omp parallel
@@ -157,9 +178,9 @@ static void gemm(const Gemm& g) {
         for (int64_t n = 0; n < g.n; n += plan.nb)
             for (int64_t m = 0; m < g.m; m += plan.mb)
                 for (int64_t k = 0; k < g.k; k += plan.kb) {
-                    const GemmBlock block{m, n, min64(plan.mb, g.m - m), min64(plan.nb, g.n - n), min64(plan.kb, g.k - k), a, b,
+                    const GemmBlock block{m, n, k, min64(plan.mb, g.m - m), min64(plan.nb, g.n - n), min64(plan.kb, g.k - k), a, b,
                                           partial, k == 0, k + plan.kb >= g.k};
-                    if (m != a_row || k != a_k) pack_together<A_PANEL, A_ORDER>(g.a, m, block.rows, k, block.depth, a);
+                    if (a && (m != a_row || k != a_k)) pack_together<A_PANEL, A_ORDER>(g.a, m, block.rows, k, block.depth, a);
                     if (n != b_row || k != b_k) pack_together<B_PANEL, Order::k_major>(g.b, n, block.cols, k, block.depth, b);
                     a_row = m, a_k = k, b_row = n, b_k = k;
 #pragma omp barrier

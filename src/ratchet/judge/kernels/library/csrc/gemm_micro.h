@@ -91,19 +91,19 @@ static inline Wide repeat(uint32_t a) { return _mm256_castsi256_ps(_mm256_set1_e
 static inline Wide multiply_add(Wide sum, Wide a, Wide b) { return _mm256_fmadd_ps(a, b, sum); }
 #endif
 
-template <int VECTORS>
-static inline void micro_of(int64_t ku, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, bool accumulate) {
+template <int VECTORS, class Left>
+static inline void micro_from(int64_t ku, Left left, const uint32_t* b, float* c, int64_t ld, bool accumulate) {
     Wide sum[MR][VECTORS];
     for (int i = 0; i < MR; ++i)
         for (int j = 0; j < VECTORS; ++j) sum[i][j] = accumulate ? load_wide(c + i * ld + j * VECTOR) : Wide{};
-    for (int64_t k = 0; k < ku; ++k, a += MR, b += NR) {
+    for (int64_t k = 0; k < ku; ++k, b += NR) {
         Wide columns[VECTORS];
         for (int j = 0; j < VECTORS; ++j) {
             columns[j] = load_wide(reinterpret_cast<const float*>(b + j * VECTOR));
             asm("" : "+v"(columns[j]));  // keeps GCC from reading it from memory again for every row
         }
         for (int i = 0; i < MR; ++i) {
-            const Wide repeated = repeat(a[i]);
+            const Wide repeated = repeat(left(i, k));
             for (int j = 0; j < VECTORS; ++j) sum[i][j] = multiply_add(sum[i][j], repeated, columns[j]);
         }
     }
@@ -111,14 +111,31 @@ static inline void micro_of(int64_t ku, const uint32_t* a, const uint32_t* b, fl
         for (int j = 0; j < VECTORS; ++j) store_wide(c + i * ld + j * VECTOR, sum[i][j]);
 }
 
-static inline void micro(int64_t ku, int64_t, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
+template <class Left>
+static inline void micro_left(int64_t ku, Left left, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
     if (vectors == 3)
-        micro_of<3>(ku, a, b, c, ld, accumulate);
+        micro_from<3>(ku, left, b, c, ld, accumulate);
     else if (vectors == 2)
-        micro_of<2>(ku, a, b, c, ld, accumulate);
+        micro_from<2>(ku, left, b, c, ld, accumulate);
     else
-        micro_of<1>(ku, a, b, c, ld, accumulate);
+        micro_from<1>(ku, left, b, c, ld, accumulate);
 }
+
+static inline void micro(int64_t ku, int64_t, const uint32_t* a, const uint32_t* b, float* c, int64_t ld, int vectors, bool accumulate) {
+    micro_left(ku, [a](int i, int64_t k) { return a[k * MR + i]; }, b, c, ld, vectors, accumulate);
+}
+
+#if defined(GEMM_AVX2)
+#define GEMM_READS_ROWS 1
+// The same with A where it lies: `rows` rows of fp32, `a_ld` apart. Of the rows beyond, the last one stands in.
+static inline void micro_rows(int64_t ku, const float* a, int64_t a_ld, int64_t rows, const uint32_t* b, float* c, int64_t ld, int vectors,
+                              bool accumulate) {
+    const uint32_t* first = reinterpret_cast<const uint32_t*>(a);
+    const uint32_t *second = first + (rows > 1 ? a_ld : 0), *third = second + (rows > 2 ? a_ld : 0), *fourth = third + (rows > 3 ? a_ld : 0);
+    const auto left = [=](int i, int64_t k) { return i == 0 ? first[k] : i == 1 ? second[k] : i == 2 ? third[k] : fourth[k]; };
+    micro_left(ku, left, b, c, ld, vectors, accumulate);
+}
+#endif
 
 struct MicroScope {};
 static inline bool micro_available() { return true; }
