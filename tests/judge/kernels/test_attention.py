@@ -51,6 +51,8 @@ SIZES = (
     Sizes(heads=6, groups=2, queries=50, keys=150, causal=True, features=96),
     Sizes(heads=3, groups=1, queries=5, keys=131, features=128),
     Sizes(heads=1, groups=1, queries=33, keys=49, features=33),
+    Sizes(batch=2, heads=3, groups=3, queries=65, keys=65),
+    Sizes(heads=1, groups=1, queries=300, keys=300, features=24, causal=True),
 )
 MORE_SIZES = (
     Sizes(batch=3, heads=4, groups=4, queries=197, keys=197),

@@ -27,7 +27,7 @@ from ratchet.judge.problems.suites.shipped.linear import (
 
 def as_matrix(tensor: Tensor) -> Tensor:
     """Return [..., C] as [rows, C] with one stride of 1, without a copy if possible."""
-    matrix = tensor.reshape(-1, tensor.shape[-1])
+    matrix = tensor if tensor.dim() == 2 else tensor.reshape(-1, tensor.shape[-1])
     return matrix if 1 in matrix.stride() else matrix.contiguous()
 
 

@@ -99,7 +99,20 @@ static Own own_of(const Work& w, char* base, int64_t* size_bytes = nullptr) {
 static int64_t block_size(int64_t vocabulary, int threads) {
     int64_t block = BLOCK_MOST;
     while (block > ROWS_ALIGNED && vocabulary / block < 4 * threads) block -= ROWS_ALIGNED;
-    return block;
+    // Of the sizes down to half of that, the one with which the busiest thread has the least to do.
+    auto busiest = [&](int64_t size) {
+        const int64_t blocks = (vocabulary + size - 1) / size;
+        int64_t most = 0;
+        for (int64_t i = 0; i < threads; ++i) {
+            const int64_t share = min64(vocabulary, blocks * (i + 1) / threads * size) - blocks * i / threads * size;
+            most = share > most ? share : most;
+        }
+        return most;
+    };
+    int64_t best = block;
+    for (int64_t size = block - NR; 2 * size >= block; size -= NR)
+        if (busiest(size) < busiest(best)) best = size;
+    return best;
 }
 
 static void carve(const Loss& loss, Work& w, Carver& carver) {
