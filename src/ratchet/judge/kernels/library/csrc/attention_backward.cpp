@@ -2,7 +2,8 @@
 //
 //   tensors  do q [B,H,T,D], k v [B,G,S,D], o [B,H,T,D], lse [B,H,T] fp32 contiguous; outputs dq dk dv
 //   scalars  causal (0 or 1), scale
-// FlashAttention-2's backward (arXiv:2307.08691, algorithm 2), a query to a column:
+// FlashAttention-2's backward (arXiv:2307.08691, algorithm 2). Products of fp32 keep a query to a row
+// (attention_backward_rows.h). Those of bf16 keep a query to a column:
 //   P^T = exp(S^T - lse), dS^T = P^T (dP^T - delta), dV += P^T dO, dK += dS^T Q, dQ^T += K^T dS^T
 // with S^T = K Q^T, dP^T = V dO^T, delta = rowsum(dO o). One task owns a head's keys (all of a group's
 // query heads), or a part of them; dq of the parts is added in order, so that results repeat bit for bit.

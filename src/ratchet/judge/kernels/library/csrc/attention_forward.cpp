@@ -3,7 +3,8 @@
 //   tensors  q [B,H,T,D], k v [B,G,S,D]; outputs o [B,H,T,D], lse [B,H,T] fp32, contiguous
 //   scalars  causal (0 or 1; query t sees keys 0..t), scale
 // Online softmax after Milakov and Gimelshein (arXiv:1805.02867) and FlashAttention-2 (arXiv:2307.08691).
-// Everything is kept transposed, a query to a column, so that maxima and sums run down registers:
+// Products of fp32 keep a query to a row (attention_forward_rows.h). Those of bf16 keep everything transposed, a query to a
+// column, so that maxima and sums run down registers:
 //   S^T = K Q^T,  P^T = exp(S^T - max),  O^T = V^T P^T.
 #include <omp.h>
 
