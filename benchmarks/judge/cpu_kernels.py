@@ -28,8 +28,8 @@ from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.train.graph.capture import CapturedSite, capture
-from ratchet.train.workloads import load
 from ratchet.train.workloads.config import StepConfig
+from ratchet.train.workloads.load import load
 
 Call = Callable[[], object]
 PEAK_SOURCE = """

@@ -61,11 +61,11 @@ RATCHET_ENTRY linear_dgrad(const ratchet_tensor* t, int64_t count, const double*
 }
 
 // Columns j .. j + STRIPE of dy, summed over rows in fp32.
-constexpr int64_t STRIPE = 32;
+constexpr int64_t STRIPE = 128;
 template <class Load>
-static void sum_stripe(const ratchet_tensor& dy, const ratchet_tensor& dbias, int64_t j, Load load) {
+static void sum_stripe(const ratchet_tensor& dy, const ratchet_tensor& dbias, int64_t j, int64_t across, Load load) {
     float sums[STRIPE] = {};
-    const int64_t width = min64(STRIPE, dy.size[1] - j), down = stride_of(dy, 0), across = stride_of(dy, 1);
+    const int64_t width = min64(STRIPE, dy.size[1] - j), down = stride_of(dy, 0);
     for (int64_t first = 0; first < dy.size[0]; first += 16) {  // sums of sums lose less
         float some[STRIPE] = {};
         for (int64_t i = first; i < min64(first + 16, dy.size[0]); ++i)
@@ -86,9 +86,11 @@ static void sum_columns(const ratchet_tensor& dy, const ratchet_tensor& dbias) {
 #pragma omp parallel for schedule(static)
     for (int64_t j = 0; j < dy.size[1]; j += STRIPE) {
         if (dy.dtype == RATCHET_BF16)
-            sum_stripe(dy, dbias, j, [halves](int64_t at) { return float_of_bf16(halves[at]); });
+            sum_stripe(dy, dbias, j, stride_of(dy, 1), [halves](int64_t at) { return float_of_bf16(halves[at]); });
+        else if (stride_of(dy, 1) == 1)
+            sum_stripe(dy, dbias, j, 1, [floats](int64_t at) { return floats[at]; });
         else
-            sum_stripe(dy, dbias, j, [floats](int64_t at) { return floats[at]; });
+            sum_stripe(dy, dbias, j, stride_of(dy, 1), [floats](int64_t at) { return floats[at]; });
     }
 }
 

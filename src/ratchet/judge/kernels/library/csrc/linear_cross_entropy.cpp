@@ -267,12 +267,24 @@ static Operand dlogits_by(const Own& own, int64_t p_stride, int64_t k_stride) {
 // Step 3: dx += dlogits . W for the block.
 static void add_dx(const Loss& loss, const Work& w, const Own& own, Span tokens, int64_t index, bool first) {
     const int64_t v = index * w.block, width = min64(w.block, loss.vocabulary - v), kup = padded_units(width);
-    pack_strip<A_PANEL, A_ORDER>(dlogits_by(own, w.block, 1), 0, tokens.size, 0, width, own.rows);
+#if defined(GEMM_READS_ROWS)
+    const bool reads_rows = !own.dlogits.bf16;
+#else
+    const bool reads_rows = false;
+#endif
+    if (!reads_rows) pack_strip<A_PANEL, A_ORDER>(dlogits_by(own, w.block, 1), 0, tokens.size, 0, width, own.rows);
     pack_strip<B_PANEL>(matrix_columns(loss.weight), 0, loss.hidden, v, width, own.weight);
     each_tile(tokens.size, w.hidden_tiles * NR, width, [&](int64_t i, int64_t j, int64_t k, int64_t deep) {
         float* tile = own.dx + (i / MR * w.hidden_tiles + j / NR) * MR * NR;
-        micro(micro_units(deep), kup, own.rows + i * kup + k / UNIT * A_PANEL, own.weight + j * kup + k / UNIT * B_PANEL, tile, NR,
-              NR / VECTOR, k > 0 || !first);
+        const uint32_t* b = own.weight + j * kup + k / UNIT * B_PANEL;
+        const bool add = k > 0 || !first;
+#if defined(GEMM_READS_ROWS)
+        if (reads_rows) {
+            const float* a = reinterpret_cast<const float*>(own.dlogits.data) + i * w.block + k;
+            return micro_rows(micro_units(deep), a, w.block, min64(MR, tokens.size - i), b, tile, NR, NR / VECTOR, add);
+        }
+#endif
+        micro(micro_units(deep), kup, own.rows + i * kup + k / UNIT * A_PANEL, b, tile, NR, NR / VECTOR, add);
     });
 }
 
