@@ -95,6 +95,16 @@ def test_strides(variant: str) -> None:
     assert not registry.fallbacks
 
 
+def test_rows_of_fp32_at_any_stride(variant: str) -> None:
+    """Rows that a kernel may read where they lie: with gaps, 4 KB apart, repeated, and columns."""
+    weight, bias = drawn((50, 40), torch.float32, 2), drawn((50,), torch.float32, 3)
+    for width in (43, 1024):
+        x = drawn((45, width), torch.float32, 1)[:, 3:43]
+        check(x, weight, bias)
+        check(x.contiguous().t().contiguous().t(), weight, None)
+        check(x[:1].expand(45, 40), weight, bias)
+
+
 def test_leading_dimensions(variant: str) -> None:
     x, weight = drawn((2, 3, 4, 24), torch.bfloat16, 1), drawn((16, 24), torch.float32, 2)
     y = torch.ops.ratchet.linear(x, weight, None)
