@@ -85,22 +85,21 @@ def linear(site: CapturedSite) -> Iterator[Entry]:
     x, weight, grad = drawn(rows, inner), drawn(outer, inner, scale=0.05), drawn(rows, outer)
     bias = drawn(outer) if "bias" in site.shapes else None
     ops, work = torch.ops.ratchet, 2e-9 * rows * inner * outer
-    y, dx, dweight = torch.empty(rows, outer), torch.empty(rows, inner), torch.empty(outer, inner)
 
     def torch_forward() -> object:
         if bias is None:
-            return torch.mm(x, weight.t(), out=y)
-        return torch.addmm(bias, x, weight.t(), out=y)
+            return torch.mm(x, weight.t())
+        return torch.addmm(bias, x, weight.t())
 
     def torch_wgrad() -> object:
-        return torch.mm(grad.t(), x, out=dweight), None if bias is None else grad.sum(0)
+        return torch.mm(grad.t(), x), None if bias is None else grad.sum(0)
 
     text = f"{rows}x{inner}x{outer}" + (" +bias" if bias is not None else "")
     calls: dict[str, tuple[Call, Call]] = {
         "linear_forward": (lambda: ops.linear(x, weight, bias), torch_forward),
         "linear_dgrad": (
             lambda: ops.linear_dgrad(grad, weight, "float32"),
-            lambda: torch.mm(grad, weight, out=dx),
+            lambda: torch.mm(grad, weight),
         ),
         "linear_wgrad": (
             lambda: ops.linear_wgrad(grad, x, "float32", bias is not None),

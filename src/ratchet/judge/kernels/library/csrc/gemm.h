@@ -50,8 +50,8 @@ static GemmPlan gemm_plan(const Gemm& g, int threads) {
     plan.nt = 4 * NR;
     const int64_t m = min64(plan.mb, g.m), n = min64(plan.nb, g.n);
     auto tasks = [&] { return ((m + plan.mt - 1) / plan.mt) * ((n + plan.nt - 1) / plan.nt); };
-    // Narrow tasks cost nothing where a panel of B is all that stays.
-    while (B_STAYS && tasks() < 16 * threads && plan.nt > NR) plan.nt = plan.nt / 2 / NR * NR;
+    // Not narrower ones: threads that write the same lines of C wait for each other.
+    if (B_STAYS && tasks() < 16 * threads) plan.mt = 48;
     while (tasks() < 4 * threads && (plan.nt > NR || plan.mt > MR)) {
         if (plan.nt / NR >= plan.mt / MR || plan.mt == MR)
             plan.nt = plan.nt / 2 / NR * NR > 0 ? plan.nt / 2 / NR * NR : NR;
