@@ -167,8 +167,44 @@ static void run_task(const Gemm& g, const GemmPlan& plan, const GemmBlock& block
     }
 }
 
+template <int64_t PANEL, Order ORDER>
+static void pack_alone(const Operand& x, int64_t p, int64_t rows, int64_t depth, uint32_t* to) {
+    const int64_t kup = padded_units(depth);
+    for (int64_t strip = 0; strip < rows; strip += STRIP)
+        pack_strip<PANEL, ORDER>(x, p + strip, min64(STRIP, rows - strip), 0, depth, to + strip * kup);
+}
+
+// A product of one block on few threads: each packs B for itself and has rows of its own, so that nobody waits. Waking a thread
+// that sleeps in a barrier costs as much as a small product.
+static void gemm_apart(const Gemm& g, const GemmPlan& plan, int threads) {
+    const int64_t kup = padded_units(g.k), each = round_up((g.m + threads - 1) / threads, MR);
+    const int64_t a_units = round_up(each, ROWS_ALIGNED) * kup, b_units = round_up(g.n, ROWS_ALIGNED) * kup;
+    const int64_t tiles = each * round_up(g.n, NR);
+    uint32_t* a = reads_rows(g) ? nullptr : static_cast<uint32_t*>(scratch<0>(threads * a_units * 4));
+    uint32_t* b = static_cast<uint32_t*>(scratch<1>(threads * b_units * 4));
+    float* partial = g.k <= KC ? nullptr : static_cast<float*>(scratch<2>(threads * tiles * 4));
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+    for (int64_t part = 0; part < threads; ++part) {
+        const int64_t m = part * each, rows = min64(each, g.m - m);
+        if (rows <= 0) continue;
+        const MicroScope scope;
+        if (a) pack_alone<A_PANEL, A_ORDER>(g.a, m, rows, g.k, a + part * a_units);
+        pack_alone<B_PANEL, Order::k_major>(g.b, 0, g.n, g.k, b + part * b_units);
+        const GemmBlock block{m, 0, 0, rows, g.n, g.k, a ? a + part * a_units : nullptr, b + part * b_units,
+                              partial ? partial + part * tiles : nullptr, true, true};
+        for (int64_t i = 0; i < rows; i += plan.mt)
+            for (int64_t j = 0; j < g.n; j += plan.nt) run_task(g, plan, block, i, j);
+        (void)scope;
+    }
+}
+
+constexpr int FEW_THREADS = 4;
+
 static void gemm(const Gemm& g) {
-    const GemmPlan plan = gemm_plan(g, omp_get_max_threads());
+    const int threads = omp_get_max_threads();
+    const GemmPlan plan = gemm_plan(g, threads);
+    if (B_STAYS && threads > 1 && threads <= FEW_THREADS && g.m <= plan.mb && g.n <= plan.nb && g.k <= plan.kb)
+        return gemm_apart(g, plan, threads);
     const int64_t kup = padded_units(plan.kb);
     uint32_t* a = reads_rows(g) ? nullptr : static_cast<uint32_t*>(scratch<0>(plan.mb * kup * 4));
     uint32_t* b = static_cast<uint32_t*>(scratch<1>(plan.nb * kup * 4));
