@@ -120,6 +120,27 @@ def test_the_newest_verdict_on_a_problem_replaces_the_older(ledger: Ledger) -> N
     assert ledger.proven("k", HERE, judge=JUDGE)
 
 
+def test_a_kernel_is_right_however_fast_if_no_problem_disproves_it(ledger: Ledger) -> None:
+    ledger.record_verdict(_verdict("unmeasured"), fingerprint=HERE)
+    assert not ledger.right("k", HERE, judge=JUDGE)
+    ledger.record_verdict(_verdict("correct", "q"), fingerprint=HERE)
+    assert ledger.right("k", HERE, judge=JUDGE) and not ledger.proven("k", HERE, judge=JUDGE)
+    assert not ledger.right("k", ELSEWHERE, judge=JUDGE)
+    ledger.record_verdict(_verdict("wrong", "r"), fingerprint=HERE)
+    assert not ledger.right("k", HERE, judge=JUDGE)
+
+
+def test_only_the_turn_that_ended_proven_proves_its_recipe(ledger: Ledger) -> None:
+    for checksum, result in (("a", "proven"), ("b", "rival"), ("c", None)):
+        turn = ledger.start_turn("llama-8m", fingerprint=HERE)
+        ledger.record_recipe(turn, {"checksum": checksum})
+        if result is not None:
+            ledger.finish_turn(turn, {"recipe_is": result})
+    assert ledger.proves_recipe("a", HERE)
+    assert not any(ledger.proves_recipe(one, HERE) for one in ("b", "c", ""))
+    assert not ledger.proves_recipe("a", ELSEWHERE)
+
+
 @pytest.mark.parametrize("status", ["correct", "unmeasured"])
 def test_a_kernel_is_not_proven_by_less_than_a_proof(ledger: Ledger, status: str) -> None:
     ledger.record_verdict(_verdict(status), fingerprint=HERE)

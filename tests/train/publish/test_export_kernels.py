@@ -121,7 +121,7 @@ def test_nothing_appears_if_a_check_fails(
     if fault == "the judge says wrong":
         judge = MadeUpJudge(right={"rms_norm_forward": "wrong"})
         monkeypatch.setattr(machines, "KernelJudge", judge)
-        monkeypatch.setattr("ratchet.train.publish.loaded", lambda *_: None)
+        monkeypatch.setattr("ratchet.train.publish.tested", lambda *_: (0, {}))
     else:
         monkeypatch.setattr(KernelPackage, "tests", lambda *_: b"raise AssertionError('rope')\n")
     with pytest.raises(PublishError, match=r"is wrong after the export|nothing is written.*rope"):

@@ -166,7 +166,9 @@ class MadeUpArm:
     def _begin(self, takes_s: float) -> None:
         assert self.pid is not None, "the arm does not run"
         world = self.world
-        begins_s = world.now_s if world.side_by_side else max(world.now_s, world.busy_until_s)
+        begins_s = max(world.now_s, self._ready_s)
+        if not world.side_by_side:
+            begins_s = max(begins_s, world.busy_until_s)
         self._ready_s = world.busy_until_s = begins_s + takes_s
 
     def _finish(self) -> None:
@@ -177,7 +179,7 @@ class MadeUpArm:
             raise OutOfTime(f"arm '{self.name}' was ended at its deadline")
         self.world.now_s = max(self.world.now_s, self._ready_s)
 
-    def begin_start(self) -> None:
+    def begin_start(self, *then: dict[str, Any]) -> None:
         values = map(str, msgspec.to_builtins(self.config).values())
         for error in [self.world.breaks[one] for one in values if one in self.world.breaks]:
             raise error
@@ -187,12 +189,22 @@ class MadeUpArm:
         self.pid = self.world.arms_started
         self.identity = f"process {self.pid}"
         self._slower = math.exp(self.world.luck.gauss(0.0, self.world.starts))
-        self._begun_s = self.world.now_s
+        self._begun_s, self._ready_s = self.world.now_s, 0.0
         self._begin(self.world.start_s)
+        self.setup_time_s = self._ready_s - self._begun_s
+        for one in then:
+            if one["do"] == "run":
+                self.begin_run(one["iterations"])
+            else:
+                self.begin_call(one["method"], **one["arguments"])
+        self.ready_time_s = self._ready_s - self._begun_s
+
+    @property
+    def has_answered(self) -> bool:
+        return self.world.now_s >= self._ready_s
 
     def finish_start(self) -> None:
         self._finish()
-        self.setup_time_s = self.world.now_s - self._begun_s
 
     def begin_run(self, iterations: int) -> None:
         first_s = 0.0
@@ -312,15 +324,11 @@ def _kernels(
     step: Candidate,
     written: Candidate,
     wanted: Any,
-    too_small: Any,
-    *,
-    timed: bool,
 ) -> ProvenKernels:
     """Each verdict takes its time, and none is begun without it."""
-    refused, proven = dict(too_small), {}
+    refused: dict[str, str] = {}
+    proven = {}
     for name in wanted:
-        if name in refused:
-            continue
         if not turn.schedule.may_judge(0.0):
             refused[name] = NO_TIME
             continue
@@ -346,7 +354,7 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (arms, headroom, loop, screen, recipe_trial):
             patch.setattr(module, "ArmProcess", lambda spec: MadeUpArm(world, spec))
-        for module in (arms, loop, schedule, recipe_trial):
+        for module in (loop, schedule, recipe_trial):
             patch.setattr(module, "time", clock)
         patch.setattr(Ledger, "remember", world.remember)
         patch.setattr(Ledger, "recall", world.recall)

@@ -115,7 +115,7 @@ SHORT = {
     ),
     "no losses": (
         World(ceilings=CEILINGS, factors={"precision=bf16_master": 0.5}),
-        60.0,
+        46.0,
         {"the comparison of losses"},
     ),
     "no verdicts": (World(verdict_s=60.0), 120.0, {"verdicts on kernels"}),
@@ -254,7 +254,7 @@ def test_a_start_that_was_not_seen_is_guessed_from_those_like_it() -> None:
     costs = Costs()
     assert costs.setup_s(WRITTEN) == 0.0
     costs.note_setup(WRITTEN, 5.0)
-    assert costs.setup_s(RIVAL) == 15.0
+    assert costs.setup_s(RIVAL) == 25.0
     costs.note_setup(RIVAL, 40.0)
     assert costs.setup_s(BEST) == 40.0
     autotuned = Candidate(title="", config=StepConfig(compile_mode="max-autotune"))

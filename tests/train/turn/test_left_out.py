@@ -13,8 +13,10 @@ import torch
 from own_recipes import MadeUpJudge, batch, believe, make, recipe, step_of
 
 import ratchet
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import CompilerMissing, JudgeError, KernelError, LedgerError, RecipeError
 from ratchet.base.ledger import Ledger
+from ratchet.base.serialise import document_of
 from ratchet.judge.court import machines
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.languages import cpp
@@ -68,6 +70,36 @@ def test_a_fresh_ledger_has_every_kernel_proved_again(
     judge.asked.clear()
     train(ledger)
     assert judge.asked == []
+
+
+def proven_here(ledger: str) -> None:
+    """Have a turn on this machine end with the recipe, proven in its step."""
+    made = recipe()
+    with Ledger.open(ledger) as opened:
+        here = opened.here(probe("cpu"))
+        turn = opened.start_turn(made.workload, fingerprint=here)
+        opened.record_recipe(turn, document_of(made))
+        opened.finish_turn(turn, {"recipe_is": "proven"})
+
+
+def test_of_a_recipe_that_was_proven_here_a_kernel_need_only_be_right(
+    ledger: str, judge: MadeUpJudge, loaded: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    judge.fast = dict.fromkeys((*NORM, *ADAMW), "correct")
+    proven_here(ledger)
+    train(ledger)
+    assert sorted(loaded) == sorted([*NORM, *ADAMW]) and warned(caplog) == []
+    assert not any(timed for _, timed in judge.asked)
+
+
+def test_a_wrong_kernel_of_a_recipe_that_was_proven_here_is_left_out(
+    ledger: str, judge: MadeUpJudge, loaded: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    judge.right = {"rms_norm_backward": "wrong"}
+    proven_here(ledger)
+    train(ledger)
+    assert sorted(loaded) == sorted(ADAMW)
+    assert "rms_norm_backward is wrong here" in warned(caplog)[0]
 
 
 def test_every_entry_s_answers_are_asked_before_any_time(ledger: str, judge: MadeUpJudge) -> None:

@@ -33,6 +33,7 @@ class Table:
     def __init__(self, answers: dict[str, list[str]]) -> None:
         self.answers, self.asked = answers, list[str]()
         self.ahead: list[str] = []
+        self.disproven = False  # True if each is wrong on some other problem
 
     def __enter__(self) -> Table:
         return self
@@ -56,9 +57,9 @@ class Table:
         )
         return SimpleNamespace(verdict=verdict, kernel=kernel, problem=problem)
 
-    def is_proven(self, kernel: Kernel) -> bool:
+    def is_right(self, kernel: Kernel) -> bool:
         given = self.answers[kernel.entry][: self.asked.count(kernel.entry)]
-        return "proven" in given
+        return "correct" in given and not self.disproven
 
 
 class MadeUpTrials(KernelTrials):
@@ -71,14 +72,17 @@ def judged(
     called: tuple[str, ...],
     *,
     alternatives: tuple[str, ...] = (),
+    disproven: bool = False,
     **answers: list[str],
 ) -> tuple[MadeUpTrials, Table]:
     table = Table(answers)
+    table.disproven = disproven
     monkeypatch.setattr(prove_kernels, "Court", lambda ledger: table)
     library = SimpleNamespace(kernels=lambda target: KERNELS, alternatives=alternatives)
     monkeypatch.setattr(prove_kernels, "LIBRARY", {"made": library})
     turn = SimpleNamespace(
         device=SimpleNamespace(target="x86", index=0),
+        arms=SimpleNamespace(are_busy=False),
         ledger=None,
         is_own=lambda kind, key: True,
         schedule=TurnSchedule(budget_s=100.0),
@@ -87,64 +91,56 @@ def judged(
         memo=lambda *_: None,
     )
     trials = MadeUpTrials(turn=turn, wanted=("made",))  # type: ignore[arg-type]
-    problems: Any = [SimpleNamespace(name=name, hash=name) for name in called]
-    trials.judge_wanted("fp32", {"made": problems}, timed=True)
+    problems: Any = [
+        SimpleNamespace(
+            name=name, untimed=lambda name=name: SimpleNamespace(name=name, hash=f"{name} untimed")
+        )
+        for name in called
+    ]
+    trials.judge_wanted("fp32", {"made": problems})
     return trials, table
 
 
-def test_what_is_proven_at_every_call_site_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_right_at_every_call_site_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     called = ("made_forward", "made_backward")
-    answers = {"made_forward": ["proven"], "made_backward": ["proven"], "made_with_residual": []}
+    answers = {"made_forward": ["correct"], "made_backward": ["correct"], "made_with_residual": []}
     trials, table = judged(monkeypatch, called, **answers)
     assert [one.entry for one in trials.proven["fp32"]["made"]] == list(called)
     assert table.ahead == ["made_backward"], "the next compiler starts beside a verdict"
 
 
-def test_an_entry_that_is_not_proven_keeps_all_of_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"made_forward": ["proven"], "made_backward": ["correct", "correct"]}
+def test_an_entry_that_is_not_right_keeps_all_of_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"made_forward": ["correct"], "made_backward": ["wrong"]}
     trials, table = judged(monkeypatch, tuple(answers), **answers, made_with_residual=[])
     assert trials.proven["fp32"] == {}
-    reason = trials.refused["fp32"]["made"]
-    assert reason == "made_backward: right, but not proven faster here"
-    assert table.asked.count("made_backward") == 2, "an undecided speed is asked once more"
+    assert trials.refused["fp32"]["made"].startswith("made_backward: wrong")
+    assert table.asked == ["made_forward", "made_backward"]
 
 
-def test_after_an_entry_that_is_not_proven_no_other_is_judged(
+def test_after_an_entry_that_is_not_right_no_other_is_judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers = {"made_forward": ["correct", "correct"], "made_backward": []}
+    answers = {"made_forward": ["wrong"], "made_backward": []}
     trials, table = judged(monkeypatch, tuple(answers), **answers, made_with_residual=[])
-    assert trials.refused["fp32"]["made"] == "made_forward: right, but not proven faster here"
-    assert table.asked == ["made_forward"] * 2
-
-
-def test_an_undecided_entry_may_be_proven_the_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"made_forward": ["proven"], "made_backward": ["correct", "proven"]}
-    trials, _ = judged(monkeypatch, tuple(answers), **answers, made_with_residual=[])
-    assert set(trials.proven["fp32"]) == {"made"}
-
-
-def test_a_wrong_entry_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    trials, table = judged(
-        monkeypatch,
-        ("made_forward",),
-        made_forward=["wrong"],
-        made_backward=[],
-        made_with_residual=[],
-    )
-    assert table.asked == ["made_forward"]
     assert trials.refused["fp32"]["made"].startswith("made_forward: wrong")
+    assert table.asked == ["made_forward"]
+
+
+def test_what_another_problem_disproves_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"made_forward": ["correct"], "made_backward": [], "made_with_residual": []}
+    trials, _ = judged(monkeypatch, ("made_forward",), disproven=True, **answers)
+    assert trials.refused["fp32"]["made"].endswith("disproven on another problem")
 
 
 @pytest.mark.parametrize(
     ("first", "second", "installed"),
     [
-        ("proven", "never asked", "made_forward"),
-        ("wrong", "proven", "made_backward"),
+        ("correct", "never asked", "made_forward"),
+        ("wrong", "correct", "made_backward"),
         ("wrong", "wrong", None),
     ],
 )
-def test_of_alternatives_the_first_that_is_proven_is_enough(
+def test_of_alternatives_the_first_that_is_right_is_enough(
     first: str, second: str, installed: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called = ("made_forward", "made_backward")
@@ -165,6 +161,7 @@ def test_what_a_turn_judged_is_recalled_by_every_other_command(
     with Ledger.open(str(tmp_path / "ledger.db")) as ledger:
         turn: Any = SimpleNamespace(
             device=SimpleNamespace(target="x86", index=0),
+            arms=SimpleNamespace(are_busy=False),
             ledger=ledger,
             is_own=lambda kind, key: False,
             known=lambda kind, key: recalled.append(key),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import msgspec
 import pytest
 from html_pages import CHROMIUM, all_in_chromium, hostile, in_chromium, tags
 from made_up_result import CHOICES, as_result, make_result
+from rich.console import Console
 
 from ratchet.base.show.model import text_of
+from ratchet.base.show.terminal import print_report
 from ratchet.train.turn import comparisons
+from ratchet.train.turn.comparisons import answers_of, headline
 from ratchet.train.turn.optimize_result import LossResult, OptimizeResult
 from ratchet.train.turn.show import changed_settings, optimize_report, render_page, tiles
 
@@ -51,6 +55,49 @@ def test_only_what_is_decided_is_large(result: dict[str, Any]) -> None:
     assert '<b class="undecided">no clear difference</b>' in page
     assert "<b>1.16x</b>" not in page
     assert "1.16x, 95 % interval 0.97 to 1.38" in page
+
+
+def terminal(result: OptimizeResult) -> str:
+    with io.StringIO() as text:
+        print_report(optimize_report(result), Console(file=text, width=160))
+        return text.getvalue()
+
+
+def test_an_interval_that_excludes_one_is_not_called_no_difference() -> None:
+    document = make_result()
+    speedup = {"ratio": 1.30, "low": 1.17, "high": 1.44, "answer": "undecided"}
+    document["speedup"]["vs_written"] = speedup
+    found = as_result(document)
+    assert answers_of(found)["vs_written"] == "looks faster"
+    assert "about 1.30x as fast as the step as written, which is not proven" in headline(found)
+    assert "looks faster, not proven" in {tile.large for tile in tiles(found)}
+
+
+def test_a_step_of_a_few_samples_has_no_interval() -> None:
+    document = make_result()
+    document["arms"][0] |= {"low_s": None, "high_s": None}
+    found = as_result(document)
+    row = next(line for line in terminal(found).splitlines() if "as written" in line.lower())
+    assert " - " not in row
+    assert render_page(found)
+
+
+def test_a_turn_that_proved_nothing_says_what_more_time_is_for() -> None:
+    document = make_result(recipe_is="rival")
+    lacked = {"what": "single changes", "reason": "the budget has no room for it"}
+    ruled_out = {"what": "a larger batch", "reason": "no", "for_want_of_budget": False}
+    document["budget"] = {
+        "budget_s": 60.0,
+        "spent_s": 59.0,
+        "reserved_for_proof_s": 20.0,
+        "launches": 2,
+        "launches_asked": 3,
+        "omissions": [lacked, ruled_out],
+    }
+    said = "With more time it would try: single changes."
+    assert said in " ".join(terminal(as_result(document)).split())
+    document["recipe_is"] = "proven"
+    assert said not in " ".join(terminal(as_result(document)).split())
 
 
 def test_what_the_turn_left_out_and_what_is_left_stand_on_the_page(result: dict[str, Any]) -> None:

@@ -7,12 +7,13 @@ import os
 import random
 import re
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from simulated_turns import CEILINGS, NO_BF16, World, run
+from simulated_turns import CEILINGS, NO_BF16, MadeUpArm, World, run
 
 from ratchet.base.errors import RatchetError
 from ratchet.train.turn.optimize_result import OptimizeResult
@@ -24,6 +25,7 @@ from ratchet.train.turn.schedule import (
     THEN,
     TurnSchedule,
 )
+from ratchet.train.turn.show import render_page
 
 SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 6
 AT_ONCE = 3
@@ -130,14 +132,54 @@ def test_the_docs_give_the_order() -> None:
 def test_kernels_leave_the_bundle_its_proof() -> None:
     schedule = TurnSchedule(budget_s=200.0)
     with schedule.kernels(after_s=50.0, launch_s=20.0):
-        left_s = schedule.left_s
+        left_s = 200.0 - CLOSING.of(200.0) - 90.0
+        assert schedule.may_judge(left_s - 1.0) and not schedule.may_judge(left_s + 1.0)
     assert schedule.reserved_s == 50.0 + PLANNED_LAUNCHES * 20.0
-    assert left_s == pytest.approx(200.0 - CLOSING.of(200.0) - 90.0, abs=1.0)
     with schedule.kernels(after_s=50.0, launch_s=60.0):
         assert schedule.reserved_s == 50.0 + LEAST_LAUNCHES * 60.0
     with schedule.kernels(after_s=500.0, launch_s=20.0):
-        assert schedule.is_over() and not schedule.may_judge(0.0)
+        assert not schedule.may_judge(0.0)
+        assert schedule.may_judge(80.0, beside=True), "nothing can be timed while a rival compiles"
+        assert not schedule.may_judge(110.0, beside=True)
+    assert schedule.may_judge(110.0)
 
 
 def arm(result: OptimizeResult, key: str) -> float:
     return next(one.step_time_s for one in result.arms if one.key == key)
+
+
+def test_every_second_of_a_turn_is_counted_once(tmp_path: Path) -> None:
+    result = run(World(factors={"allocator": 0.7}), tmp_path, 900.0).result
+    assert result.budget is not None
+    took_s = result.budget.took_s
+    assert sum(took_s.values()) == pytest.approx(result.duration_s, rel=0.02)
+    assert {"the step as written", "timed pairs", "launches of the proof"} <= took_s.keys()
+    assert "Where this turn&#39;s time went" in render_page(result)
+
+
+def test_what_is_inside_counts_for_itself() -> None:
+    clock = TurnSchedule(budget_s=100.0)
+    with clock.doing("outer"), clock.doing("inner"):
+        time.sleep(0.02)
+    assert clock.took_s["inner"] >= 0.02 > clock.took_s["outer"]
+
+
+def test_arms_that_start_stand_still_while_a_pair_is_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundle compiles beside the rival, and is stopped whenever something is timed."""
+    stopped: list[str] = []
+    monkeypatch.setattr(MadeUpArm, "pause", lambda arm: stopped.append(arm.name))
+    world, starting = World(factors={"allocator": 0.7}), list[str]()
+    run(
+        world,
+        tmp_path,
+        900.0,
+        listener=lambda event, said: starting.append(said["title"]) if event == "start" else None,
+    )
+    assert starting[:3] == [
+        "as written",
+        "torch.compile, fp32, fused optimizer",
+        "torch.compile, fp32, fused optimizer, mallopt, huge pages",
+    ]
+    assert stopped, "the bundle's arm was still starting when the rival was timed"

@@ -113,7 +113,8 @@ def select(
             return float(fits - fake.screened)
 
     arms = SimpleNamespace(drop=lambda candidate: None)
-    turn: Any = SimpleNamespace(arms=arms, schedule=ScreeningsLeft(budget_s=1000.0))
+    schedule = ScreeningsLeft(budget_s=1000.0)
+    turn: Any = SimpleNamespace(arms=arms, schedule=schedule, warn=lambda words: None)
     selection = Selection(
         turn=turn,
         situation=situation(),

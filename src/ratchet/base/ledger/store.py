@@ -159,22 +159,32 @@ class Ledger:
         return None
 
     def proven(self, kernel_hash: str, fingerprint: Fingerprint, *, judge: str) -> bool:
-        """Return whether this kernel may be loaded: proven for some problem, disproven for none.
+        """Return whether a kernel is proven for some problem here, and disproven for none.
 
         Only the newest verdict on each problem counts, from this device and software; one that a
-        limit below WHOLE_S cut short does not, nor does an emulated one. A proof of
-        another revision of the judge does not count, since it may have come through a hole that is
-        now closed. What another revision disproved stays disproved until it is judged again.
+        limit below WHOLE_S cut short does not, nor does an emulated one. A verdict of
+        another revision of the judge does not count for it, since it may have come through a hole
+        that is now closed. What another revision disproved stays disproved until it is judged
+        again.
         """
+        return self._stands(kernel_hash, fingerprint, judge, ("proven",))
+
+    def right(self, kernel_hash: str, fingerprint: Fingerprint, *, judge: str) -> bool:
+        """Return whether a kernel is right for some problem here, however fast; see `proven`."""
+        return self._stands(kernel_hash, fingerprint, judge, ("proven", "correct"))
+
+    def _stands(
+        self, kernel_hash: str, fingerprint: Fingerprint, judge: str, statuses: Sequence[str]
+    ) -> bool:
         table = schema.verdicts
         newest = {
             row.problem_hash: row
             for row in self._rows(table, fingerprint, table.c.kernel_hash == kernel_hash)
             if _counts(row.payload)
         }.values()
-        proofs = [row for row in newest if row.status == "proven"]
-        disproven = any(row.status in _DISPROVEN for row in newest)
-        return not disproven and any(_judge_of(row.payload) == judge for row in proofs)
+        if any(row.status in _DISPROVEN for row in newest):
+            return False
+        return any(row.status in statuses and _judge_of(row.payload) == judge for row in newest)
 
     # Turns, their samples and their recipes.
 
@@ -293,6 +303,19 @@ class Ledger:
             turn=turn,
             workload=started.workload,
             payload=payload,
+        )
+
+    def proves_recipe(self, checksum: str, fingerprint: Fingerprint) -> bool:
+        """Return whether a turn here proved the recipe with this checksum in its step."""
+        table = schema.turns
+        turns = {
+            row.turn
+            for row in self._rows(schema.recipes, fingerprint)
+            if row.payload.get("checksum") == checksum
+        }
+        return any(
+            row.event == "finished" and row.payload.get("recipe_is") == "proven"
+            for row in self._rows(table, fingerprint, table.c.turn.in_(turns))
         )
 
     def recipe(self, workload: str, *, fingerprint: Fingerprint | None = None) -> Payload | None:

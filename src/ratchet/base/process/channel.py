@@ -84,6 +84,11 @@ class Channel:
         """The process that sent the last message, as the kernel says (SCM_CREDENTIALS, unix(7));
         at the judge's end."""
 
+    @property
+    def has_message(self) -> bool:
+        """Return True if `receive` would not wait; also at the end of the channel."""
+        return bool(select.select([self._socket], [], [], 0.0)[0])
+
     def send(
         self,
         message: Mapping[str, object],

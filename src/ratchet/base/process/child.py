@@ -200,6 +200,11 @@ class Child:
         finally:
             self.worked_s += limit.spent_s if limit else 0.0
 
+    @property
+    def has_answered(self) -> bool:
+        """Return True if an answer waits, or if the child has ended."""
+        return self.closed or self.has_ended or self.channel.has_message
+
     def _members(self) -> list[int]:
         return list(families.family(self.pid, enclosed=self._enclosed))
 

@@ -190,8 +190,13 @@ class Court:
         found = self._newest(kernel, problem, terms)
         return None if found is None else found[0]
 
+    def is_right(self, kernel: Kernel) -> bool:
+        """Return whether a kernel is right here for a problem, and disproven for none."""
+        here = self.fingerprint_for(kernel, ANY)
+        return self.ledger.right(kernel.hash, here, judge=revision())
+
     def is_proven(self, kernel: Kernel) -> bool:
-        """Return whether a kernel may be loaded: proven here for a problem, disproven for none."""
+        """Return whether a kernel is proven here for a problem, and disproven for none."""
         here = self.fingerprint_for(kernel, ANY)
         return self.ledger.proven(kernel.hash, here, judge=revision())
 

@@ -68,7 +68,11 @@ class ArmProcess:
         self.paused = False
         self.steps = 0  # Steps that this process was asked to run
         self.identity = ""  # A name that no other process on any machine has
+        self.ready_time_s = 0.0
+        """Seconds until it was built and had answered what came with the start, without pauses."""
         self._began_s = 0.0
+        self._paused_s = 0.0  # Seconds for which it was paused since its start
+        self._paused_since_s = 0.0
         self._child: Child | None = None
         self._asked: Message = {}
         self._chances = TORN_LIBRARIES
@@ -100,9 +104,14 @@ class ArmProcess:
         self.finish_start()
         return self
 
-    def begin_start(self) -> None:
-        """Start the worker and let it build the arm; `finish_start` waits for that."""
-        self._began_s, self.identity = time.perf_counter(), uuid.uuid4().hex
+    def begin_start(self, *then: Message) -> None:
+        """Start the worker and let it build the arm; `finish_start` waits for that.
+
+        It goes on with the messages in `then` (`calling`, `running`) without waiting for anyone.
+        """
+        self._began_s, self.identity = time.monotonic(), uuid.uuid4().hex
+        self._paused_s, self.ready_time_s = 0.0, 0.0
+        self.steps = sum(int(one.get("iterations", 0)) for one in then)
         try:
             command = partial(worker_command, python=self.spec.python or sys.executable)
             self._child = Child(program(command, worker_environment(self.spec)))
@@ -110,19 +119,38 @@ class ArmProcess:
             raise ArmFailure(f"arm '{self.title}': its process cannot start: {error}") from error
         try:
             arguments = dict(self.spec.arguments)
-            self._send(do="start", factory=self.spec.factory, arguments=arguments)
+            given = {"factory": self.spec.factory, "arguments": arguments, "then": list(then)}
+            self._asked = {"do": "start", **given}
+            self._send(**self._asked)
         except BaseException:  # also Ctrl-C: no process may stay behind
             self.close()
             raise
 
     def finish_start(self) -> None:
-        """Wait until the arm is built; raises what it raised there."""
+        """Wait until the arm is built and has answered `then`; raises what it raised there."""
+        then = self._asked.get("then", ())
+        limit_s = self.spec.start_timeout_s + len(then) * self.spec.call_timeout_s
         try:
-            self._receive("start", self.spec.start_timeout_s)
+            try:
+                reply = self._receive("start", limit_s)
+            except ArmFailure as error:
+                if not self._mends(error):
+                    raise
+                self.begin_start(*then)
+                self.finish_start()
+                return
         except BaseException:
             self.close()
             raise
-        self.setup_time_s = time.perf_counter() - self._began_s
+        if then:
+            self._chances = 0
+        self.setup_time_s = float(reply["built_s"]) - self._began_s
+        self.ready_time_s = float(reply["ended_s"]) - self._began_s - self._paused_s
+
+    @property
+    def has_answered(self) -> bool:
+        """Return True if an answer waits to be received, or if the worker has ended."""
+        return self._child is None or self._child.has_answered
 
     def describe(self) -> dict[str, Json]:
         """Return the arm's description of itself (JSON)."""
@@ -140,7 +168,7 @@ class ArmProcess:
         """Let it run steps; `finish_run` waits for them."""
         self.steps += iterations
         self._began_s = time.perf_counter()
-        self._asked = {"do": "run", "iterations": iterations}
+        self._asked = running(iterations)
         self._send(**self._asked)
 
     def finish_run(self) -> Timing:
@@ -156,7 +184,7 @@ class ArmProcess:
 
     def begin_call(self, method: str, **arguments: object) -> None:
         """Let it call a method; `finish_call` waits for the answer."""
-        self._asked = {"do": "call", "method": method, "arguments": arguments}
+        self._asked = calling(method, **arguments)
         self._send(**self._asked)
 
     def finish_call(self) -> Json:
@@ -169,11 +197,13 @@ class ArmProcess:
             self._running().pause()
         except ChildFailure as error:
             self._fail(error)
-        self.paused = True
+        self.paused, self._paused_since_s = True, time.monotonic()
 
     def resume(self) -> None:
         """Let every process of the arm run again."""
         self._running().resume()
+        if self.paused:
+            self._paused_s += time.monotonic() - self._paused_since_s
         self.paused = False
 
     def output(self) -> str:
@@ -202,16 +232,23 @@ class ArmProcess:
             try:
                 reply = self._receive(str(self._asked["do"]), self.spec.call_timeout_s)
             except ArmFailure as error:
-                if not remove_torn_library(str(error)) or not self._chances:
+                if not self._mends(error):
                     raise
-                self._chances -= 1
-                self.close()
+                asked = self._asked
                 self.start()
-                self._began_s = time.perf_counter()
+                self._began_s, self._asked = time.perf_counter(), asked
                 self._send(**self._asked)
             else:
                 self._chances = 0
                 return reply
+
+    def _mends(self, error: ArmFailure) -> bool:
+        """Return True if it failed for a damaged library, which is gone now; it is closed then."""
+        if not remove_torn_library(str(error)) or not self._chances:
+            return False
+        self._chances -= 1
+        self.close()
+        return True
 
     def _ask(self, limit_s: float, **message: object) -> Message:
         self._send(**message)
@@ -244,6 +281,16 @@ class ArmProcess:
     def _fail(self, error: ChildFailure) -> NoReturn:
         self.close()
         raise ArmFailure(f"arm '{self.title}' {error}") from error
+
+
+def calling(method: str, **arguments: object) -> Message:
+    """Return the message that calls a method of an arm."""
+    return {"do": "call", "method": method, "arguments": arguments}
+
+
+def running(iterations: int) -> Message:
+    """Return the message that runs steps of an arm."""
+    return {"do": "run", "iterations": iterations}
 
 
 def remove_torn_library(message: str) -> bool:
@@ -389,17 +436,12 @@ class ArmLaunches:
     def _warm_up(self, arms: Sequence[ArmProcess], launch: int) -> None:
         """Start the arms together, run their first iterations (which compile), then each one's
         remaining warm-up by itself."""
-        began_s: dict[str, float] = {}
         for arm in arms:
             self.report(TrialEvent(kind="starting", launch=launch, arm=arm.name))
-            began_s[arm.name] = time.perf_counter()
-            arm.begin_start()
+            arm.begin_start(running(1))
         for arm in arms:
             arm.finish_start()
-            arm.begin_run(1)
-        for arm in arms:
-            arm.finish_run()
-            spent_s = self.setup_time_s[arm.name] = time.perf_counter() - began_s[arm.name]
+            spent_s = self.setup_time_s[arm.name] = arm.ready_time_s
             self.report(TrialEvent(kind="ready", launch=launch, arm=arm.name, time_s=spent_s))
         for arm in arms:
             began = time.perf_counter()

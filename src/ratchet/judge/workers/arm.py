@@ -35,8 +35,11 @@ class ArmWorker:
         return actions[message["do"]](message), []
 
     def _start(self, message: Message) -> Message:
+        """Build the arm, then answer the messages that came with the start."""
         self._arm = load_function(message["factory"])(**message["arguments"])
-        return {"value": None}
+        built_s = time.monotonic()
+        told = [self.answer(one, [])[0] for one in message.get("then", ())]
+        return {"then": told, "built_s": built_s, "ended_s": time.monotonic()}
 
     def _run(self, message: Message) -> Message:
         began = time.process_time()

@@ -62,7 +62,7 @@ def admit(path: Path, ledger: str | None) -> AdmittedRecipe:
             f"recipe {path} holds no kernels, only settings of the step: there is nothing to "
             "publish; export it with --to patch"
         )
-    ready = ready_kernels(recipe.kernels, ledger)
+    ready = ready_kernels(recipe.kernels, ledger, recipe=recipe.checksum)
     if not ready.compiled:
         raise PublishError(f"no kernel of {path} is proven on this machine: {ready.why()}")
     kernels = []

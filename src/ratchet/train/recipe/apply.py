@@ -1,6 +1,6 @@
 """Install a recipe in a Ratchet workload or in a user's own training script.
 
-Everything is checked before anything is changed. A kernel that cannot be proven on this machine is
+Everything is checked before anything is changed. A kernel that may not be loaded on this machine is
 left out: torch's own op runs instead, and one warning names the kernel and the reason.
 """
 
@@ -205,7 +205,7 @@ def _with_kernels(
     wanted = wanted_libraries(config)
     installed = [kernel for kernel in recipe.kernels if kernel.library in wanted]
     with one_rank_at_a_time():
-        ready = ready_kernels(installed, ledger)
+        ready = ready_kernels(installed, ledger, recipe=recipe.checksum)
     for name in sorted(wanted - {kernel.library for kernel in installed}):
         ready.left_out[name] = "the recipe contains no kernel for it"
     ready.left_out = left_out_anywhere(recipe, ready.left_out)

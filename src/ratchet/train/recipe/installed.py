@@ -1,11 +1,13 @@
-"""Load a recipe's kernels: only those that this machine's ledger lists as proven.
+"""Load a recipe's kernels: only those for which this machine's ledger speaks.
 
-A kernel that the ledger does not list is judged again in the sandbox. Any failure there leaves the
-kernel out and never stops the training.
+In a recipe that a turn proved here in its step, a library kernel must be right. In any other, and
+for a region, it must be proven alone. A kernel that the ledger does not know is judged again in
+the sandbox. Any failure there leaves the kernel out and never stops the training.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,10 +180,13 @@ class ReadyKernels:
         return msgspec.structs.replace(config, **changes)
 
 
-def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> ReadyKernels:
-    """Find, prove and compile a recipe's kernels; nothing is loaded yet.
+def ready_kernels(
+    installed: Sequence[AnyKernel], ledger_url: str | None, *, recipe: str = ""
+) -> ReadyKernels:
+    """Find, judge and compile a recipe's kernels; nothing is loaded yet.
 
-    A library kernel is all or nothing: if one of its entries is not proven, none is loaded.
+    `recipe` is its checksum, by which the ledger knows whether it was proven here. A library kernel
+    is all or nothing: if one of its entries may not be loaded, none is.
     """
     ready = ReadyKernels()
     if not installed:
@@ -198,7 +203,7 @@ def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> Rea
             ready.left_out[name] = str(error)
     try:
         with Ledger.open(ledger_url) as ledger:
-            reasons = _objections(ledger, found)
+            reasons = _Doorkeeper.of(ledger, recipe).objections(found)
     except (RatchetError, OSError) as error:
         reasons = dict.fromkeys(found, _line(error))
     ready.left_out |= {name: reason for name, reason in reasons.items() if reason}
@@ -213,62 +218,77 @@ def ready_kernels(installed: Sequence[AnyKernel], ledger_url: str | None) -> Rea
     return ready
 
 
-def _objections(
-    ledger: Ledger, found: Mapping[str, Sequence[tuple[AnyKernel, Kernel]]]
-) -> dict[str, str]:
-    """Return the reason why each library kernel may not be loaded; "" if it may."""
-    left = {
-        name: [(one, kernel) for one, kernel in kernels if not _is_proven(ledger, one, kernel)]
-        for name, kernels in found.items()
-    }
-    if not any(left.values()):
-        return dict.fromkeys(found, "")
-    from ratchet.judge.court.court import Court
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Doorkeeper:
+    """Says which kernels of one recipe may be loaded here."""
 
-    with Court(ledger) as court:
-        return {name: _objection(court, kernels) for name, kernels in left.items()}
+    ledger: Ledger
+    is_proven: bool  # True if a turn proved the recipe on this machine
 
+    @classmethod
+    def of(cls, ledger: Ledger, recipe: str) -> _Doorkeeper:
+        from ratchet.base.devices.probe import probe
 
-def _is_proven(ledger: Ledger, installed: AnyKernel, kernel: Kernel) -> bool:
-    from ratchet.base.devices.probe import probe
-    from ratchet.judge.revision import revision
-    from ratchet.judge.sandbox.accelerator import may_use_gpu
+        devices = [probe("cpu")]
+        with contextlib.suppress(DeviceError):
+            devices.append(probe("auto"))
+        is_proven = any(ledger.proves_recipe(recipe, ledger.here(one)) for one in devices)
+        return cls(ledger=ledger, is_proven=bool(recipe) and is_proven)
 
-    try:  # a GPU's verdict is not this CPU's; see `Court.fingerprint_for`
-        here = ledger.here(probe("auto" if may_use_gpu(kernel, "auto") else "cpu"))
-    except DeviceError:
-        here = ledger.here(probe("cpu"))
-    if not ledger.proven(kernel.hash, here, judge=revision()):
-        return False
-    if isinstance(installed, InstalledKernel):
-        return True
-    # A library kernel belongs to its op. A region's kernel must be proven for this region.
-    verdicts = [
-        ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
-        for problem in installed.problems()
-    ]
-    return all(one is not None and one["status"] == "proven" for one in verdicts)
+    def objections(self, found: Mapping[str, Sequence[tuple[AnyKernel, Kernel]]]) -> dict[str, str]:
+        """Return the reason why each library kernel may not be loaded; "" if it may."""
+        left = {
+            name: [(one, kernel) for one, kernel in kernels if not self._admits(one, kernel)]
+            for name, kernels in found.items()
+        }
+        if not any(left.values()):
+            return dict.fromkeys(found, "")
+        from ratchet.judge.court.court import Court
 
+        with Court(self.ledger) as court:
+            return {name: self._judged(court, kernels) for name, kernels in left.items()}
 
-def _objection(court: Court, left: Sequence[tuple[AnyKernel, Kernel]]) -> str:
-    """Judge unproven kernels, all of them for correctness before any is timed."""
-    from ratchet.judge.terms import Terms
+    def _admits(self, installed: AnyKernel, kernel: Kernel) -> bool:
+        from ratchet.base.devices.probe import probe
+        from ratchet.judge.revision import revision
+        from ratchet.judge.sandbox.accelerator import may_use_gpu
 
-    terms = Terms()
-    try:
-        asked = [(one, kernel, problem) for one, kernel in left for problem in one.problems()]
-        for _, kernel, problem in asked:
-            judged = court.judge(kernel, problem.untimed(), terms)
-            if judged.verdict.status not in ("correct", "proven"):
-                return _said(kernel, judged.verdict)
-        for one, kernel, problem in asked:
-            judged = court.judge(kernel, problem, terms)
-            if not _is_proven(court.ledger, one, kernel):
-                return _said(kernel, judged.verdict)
-    except (RatchetError, OSError) as error:
-        return _line(error)
-    left = [(one, kernel) for one, kernel in left if not _is_proven(court.ledger, one, kernel)]
-    return f"{left[0][1].entry}: the library has no problem to prove it on" if left else ""
+        try:  # a GPU's verdict is not this CPU's; see `Court.fingerprint_for`
+            here = self.ledger.here(probe("auto" if may_use_gpu(kernel, "auto") else "cpu"))
+        except DeviceError:
+            here = self.ledger.here(probe("cpu"))
+        if isinstance(installed, InstalledKernel):  # it belongs to its op, whatever the problem
+            asked = self.ledger.right if self.is_proven else self.ledger.proven
+            return asked(kernel.hash, here, judge=revision())
+        if not self.ledger.proven(kernel.hash, here, judge=revision()):
+            return False
+        verdicts = [
+            self.ledger.verdict(kernel.hash, problem.hash, here, judge=revision())
+            for problem in installed.problems()
+        ]
+        return all(one is not None and one["status"] == "proven" for one in verdicts)
+
+    def _judged(self, court: Court, left: Sequence[tuple[AnyKernel, Kernel]]) -> str:
+        """Judge kernels that were not admitted: all for correctness before any is timed."""
+        from ratchet.judge.terms import Terms
+
+        terms = Terms()
+        try:
+            asked = [(one, kernel, problem) for one, kernel in left for problem in one.problems()]
+            for _, kernel, problem in asked:
+                judged = court.judge(kernel, problem.untimed(), terms)
+                if judged.verdict.status not in ("correct", "proven"):
+                    return _said(kernel, judged.verdict)
+            for one, kernel, problem in asked:
+                if self._admits(one, kernel):
+                    continue
+                judged = court.judge(kernel, problem, terms)
+                if not self._admits(one, kernel):
+                    return _said(kernel, judged.verdict)
+        except (RatchetError, OSError) as error:
+            return _line(error)
+        left = [(one, kernel) for one, kernel in left if not self._admits(one, kernel)]
+        return f"{left[0][1].entry}: the library has no problem to judge it on" if left else ""
 
 
 def _said(kernel: Kernel, verdict: Verdict) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,20 +12,40 @@ import msgspec
 from ratchet.base import scratch
 from ratchet.base.devices.probe import Device
 from ratchet.base.errors import OutOfTime, RatchetError
-from ratchet.judge.steps.arms import ArmProcess, ArmSpec
+from ratchet.judge.steps.arms import ArmProcess, ArmSpec, calling, running
 from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn.arm import FACTORY, PROBE_FACTORY
-from ratchet.train.turn.schedule import WARMUP_STEPS, Costs, TurnSchedule, crowding, together_s
+from ratchet.train.turn.schedule import (
+    STARTING,
+    WARMUP_STEPS,
+    Costs,
+    TurnSchedule,
+    crowding,
+    together_s,
+)
 from ratchet.train.turn.settings import Settings
 
 MOST_LIVE_ARMS = 4
 MEMORY_SHARE = 0.8
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Starting:
+    """An arm that starts while the turn does something else."""
+
+    candidate: Candidate
+    arm: ArmProcess
+    crowd: float  # How much longer it takes than alone, for what starts beside it
+
+
 @dataclass(kw_only=True)
 class LiveArms:
-    """The arms in memory. The oldest make room for new ones."""
+    """The arms in memory. The oldest make room for new ones.
+
+    An arm may start while the turn does something else: `begin`, then `live`. Whoever times
+    anything stops those that start meanwhile (`quiet`).
+    """
 
     settings: Settings
     device: Device
@@ -40,6 +59,7 @@ class LiveArms:
     _peaks_bytes: dict[str, int] = field(default_factory=dict)
     """Peak memory of the arms of other candidates, by key."""
     _live: dict[str, ArmProcess] = field(default_factory=dict)
+    _starting: dict[str, Starting] = field(default_factory=dict)
     _compiled: set[str] = field(default_factory=set)
     """Keys of candidates whose process compiled graphs itself and was not started anew since."""
     _probe: ArmProcess | None = None
@@ -49,9 +69,7 @@ class LiveArms:
         if self.device.kind == "cpu":
             self._probe = ArmProcess(ArmSpec(name="probe", factory=PROBE_FACTORY))
             with contextlib.suppress(RatchetError):  # the first compile then does it itself
-                self._probe.begin_start()
-                self._probe.finish_start()
-                self._probe.begin_call("probe")
+                self._probe.begin_start(calling("probe"))
 
     def written_spec(self) -> ArmSpec:
         """Return the arm spec of the step as its author wrote it, before its config is known."""
@@ -86,10 +104,12 @@ class LiveArms:
         )
 
     def live(self, candidate: Candidate) -> ArmProcess:
-        """Return a candidate's running arm; start it and warm it up if necessary."""
+        """Return a candidate's running arm, warmed up; start it first if no one has."""
         key = candidate.key()
         if key not in self._live:
-            self._start([candidate])
+            if key not in self._starting:
+                self._begin([candidate])
+            self._finish([key])
         arm = self._live[key]
         arm.deadline_s = self.schedule.deadline_s
         return arm
@@ -105,7 +125,17 @@ class LiveArms:
         self.note_peak(with_config(facts.written, {}), facts.peak_memory_bytes)
 
     def is_live(self, candidate: Candidate) -> bool:
-        return candidate.key() in self._live
+        """Return True if its arm runs, or starts."""
+        return candidate.key() in self._live or candidate.key() in self._starting
+
+    @property
+    def any_starts(self) -> bool:
+        return bool(self._starting)
+
+    @property
+    def are_busy(self) -> bool:
+        """Return True if an arm that starts is not ready yet."""
+        return any(not one.arm.has_answered for one in self._starting.values())
 
     def will_restart(self, candidate: Candidate) -> bool:
         """Return True if its process, or one that is still to start, will be started anew."""
@@ -125,7 +155,8 @@ class LiveArms:
         for one in again:
             self.drop(one)
         try:
-            self._start(again)
+            self._begin(again)
+            self._finish([one.key() for one in again])
         except OutOfTime:
             raise
         except RatchetError:
@@ -133,19 +164,33 @@ class LiveArms:
         self._compiled -= {one.key() for one in again}
         return again
 
-    def start_together(self, candidates: Sequence[Candidate]) -> None:
-        """Start arms at the same time, since each imports and traces on one core.
+    def begin(self, candidates: Sequence[Candidate]) -> None:
+        """Let arms start, each on one core for its imports and tracing, and go on at once.
 
-        If that fails, `live` starts the arms one by one and reports the reason.
+        What cannot start beside the others is started by `live`, which also reports why one failed.
         """
-        wanted = {one.key() for one in candidates}
         missing = [one for one in candidates if not self.is_live(one)]
-        if len(missing) < 2 or len(missing) > self.costs.at_a_time or not self._fit(wanted):
+        room = self.costs.at_a_time - len(self._starting)
+        wanted = {one.key() for one in candidates}
+        if not missing or len(missing) > room or not self._fit(wanted | self._starting.keys()):
             return
-        for key in self._live.keys() - wanted:
-            self._live.pop(key).close()
         with contextlib.suppress(RatchetError):
-            self._start(missing)
+            self._begin(missing, kept=wanted)
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Stop the arms that start, while something is timed."""
+        stopped = []
+        for one in self._starting.values():
+            with contextlib.suppress(RatchetError):  # `live` reports an arm that has died
+                one.arm.pause()
+                stopped.append(one.arm)
+        try:
+            yield
+        finally:
+            for arm in stopped:
+                with contextlib.suppress(RatchetError):
+                    arm.resume()
 
     def _fit(self, keys: Collection[str]) -> bool:
         """Return True if arms of these keys may be in memory at once: two always may."""
@@ -174,51 +219,63 @@ class LiveArms:
         """
         return self._needed_bytes(one.key() for one in candidates) < self._room_bytes
 
-    def _start(self, candidates: Sequence[Candidate]) -> None:
+    def _begin(self, candidates: Sequence[Candidate], kept: Collection[str] = ()) -> None:
+        """Let arms start; the oldest make room for them, those in `kept` the last."""
         if not candidates:
             return
-        new = {one.key() for one in candidates}
-        while self._live and not self._fit(self._live.keys() | new):
-            self._live.pop(next(iter(self._live))).close()
-        cold, count = sum(self.costs.is_cold(one) for one in candidates), len(candidates)
+        new = {one.key() for one in candidates} | self._starting.keys()
+        oldest = sorted(self._live, key=lambda key: key in kept)
+        while oldest and not self._fit(self._live.keys() | new):
+            self._live.pop(oldest.pop(0)).close()
+        beside = [*candidates, *(one.candidate for one in self._starting.values())]
+        cold, count = sum(self.costs.is_cold(one) for one in beside), len(beside)
         crowd = crowding(cold, self.costs.at_a_time) if cold else together_s([1.0] * count, count)
-        begun = time.monotonic()
-        arms = [ArmProcess(self.spec(candidate)) for candidate in candidates]
         with contextlib.ExitStack() as stack:
-            for arm, candidate in zip(arms, candidates, strict=True):
-                self.tell("start", title=candidate.title)
+            begun = {}
+            for one in candidates:
+                self.tell("start", title=one.title)
+                arm = ArmProcess(self.spec(one))
                 stack.callback(arm.close)
-                arm.begin_start()
-            for arm, candidate in zip(arms, candidates, strict=True):
+                path = str(self.gradients_path(one))
+                arm.begin_start(calling("gradients", path=path), running(1))
+                begun[one.key()] = Starting(candidate=one, arm=arm, crowd=crowd)
+            stack.pop_all()
+        self._starting |= begun
+
+    def _finish(self, keys: Sequence[str]) -> None:
+        """Wait for arms that start, then warm them up."""
+        finished = [self._starting.pop(key) for key in keys]
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.schedule.doing(STARTING))
+            for one in finished:
+                stack.callback(one.arm.close)
+            for one in finished:
+                arm, candidate = one.arm, one.candidate
+                arm.deadline_s = self.schedule.deadline_s
                 arm.finish_start()
                 self.costs.note_plain(arm.setup_time_s)
-                arm.begin_call("gradients", path=str(self.gradients_path(candidate)))
-            for arm in arms:
-                arm.finish_call()
-                arm.begin_run(1)
-            for arm, candidate in zip(arms, candidates, strict=True):
-                arm.finish_run()
-                setup_s = time.monotonic() - begun
                 told = msgspec.convert(arm.describe(), ArmFacts)
                 self.note_peak(candidate, told.peak_memory_bytes)
-                compiled = told.compiled_graphs > 0
+                compiled, setup_s = told.compiled_graphs > 0, arm.ready_time_s
                 self.costs.note_setup(
-                    candidate, setup_s, alone_s=setup_s / crowd, compiled=compiled
+                    candidate, setup_s, alone_s=setup_s / one.crowd, compiled=compiled
                 )
                 (self._compiled.add if compiled else self._compiled.discard)(candidate.key())
-            for arm in arms:
-                arm.run(WARMUP_STEPS - 1)
+            for one in finished:
+                one.arm.run(WARMUP_STEPS - 1)
             stack.pop_all()
-        self._live |= {one.key(): arm for one, arm in zip(candidates, arms, strict=True)}
+        self._live |= {one.candidate.key(): one.arm for one in finished}
 
     def gradients_path(self, candidate: Candidate) -> Path:
         return self.folder / f"{candidate.key()}.safetensors"
 
     def drop(self, candidate: Candidate) -> None:
         """End a candidate's process if it is running."""
-        arm = self._live.pop(candidate.key(), None)
-        if arm is not None:
-            arm.close()
+        key = candidate.key()
+        if key in self._starting:
+            self._starting.pop(key).arm.close()
+        if key in self._live:
+            self._live.pop(key).close()
 
     def forget_dead(self) -> None:
         """Forget the arms that were ended at their deadline."""
@@ -228,6 +285,7 @@ class LiveArms:
         """End all processes."""
         if self._probe is not None:
             self._probe.close()
-        for arm in self._live.values():
+        for arm in (*self._live.values(), *(one.arm for one in self._starting.values())):
             arm.close()
         self._live.clear()
+        self._starting.clear()

@@ -179,12 +179,15 @@ def _because(found: Found, shown: Selected, prover: Prover) -> str:
         return "the budget ended before anything could be proven, so the recipe is the rival"
     if speedup.answer == "faster":
         return f"the final run proved it faster than the rival ({_figures(speedup)})"
+    nearest = ""
+    if speedup.ratio > 1.0:
+        nearest = f"; nearest to a proof came {best.title} ({_figures(speedup)})"
     if prover.launches_of(baseline.best, best) < FEWEST_LAUNCHES:
         return (
-            "the budget had room for one launch of the recipe beside its rival, too few for a "
-            "proof, so the recipe is the rival"
+            "the budget had room for one launch beside the rival, too few for a proof, so the "
+            f"recipe is the rival{nearest}"
         )
-    return f"the final run did not prove the recipe faster than the rival ({_figures(speedup)})"
+    return f"the final run proved nothing faster than the rival{nearest}"
 
 
 def _figures(found: Ratio) -> str:

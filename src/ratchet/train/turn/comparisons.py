@@ -53,6 +53,7 @@ AGAINST = {
     "vs_compile_same_arithmetic": "torch.compile's best in the same arithmetic",
 }
 DECIDED = ("faster", "slower")
+HUES = 13  # Colours of the page for the parts of a bar
 DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
 """A step's interval at least this wide, and this many times the ratio's, is reported as drift."""
 
@@ -115,11 +116,16 @@ def rival_words(result: OptimizeResult) -> str:
 
 
 def answer_of(speedup: Ratio, floor: Mapping[str, float] | None) -> str:
-    """Return the comparison's answer: `same` for one step, `undecided` inside the floor."""
+    """Return the comparison's answer: `same` for one step, `undecided` inside the floor.
+
+    `looks faster` and `looks slower` are told by the interval, and not proven.
+    """
     if speedup.ratio == speedup.low == speedup.high == 1.0:
         return "same"
     decided = is_decided(speedup.ratio, speedup.low, speedup.high, floor)
     answer = speedup.answer or "undecided"
+    if decided and answer == "undecided":  # the interval says it, of too few launches
+        return "looks faster" if speedup.ratio > 1.0 else "looks slower"
     return answer if decided or answer not in DECIDED else "undecided"
 
 
@@ -140,6 +146,8 @@ def _clause(speedup: Ratio, answer: str, against: str) -> str:
         "faster": f"{ratio} as fast as {against}",
         "slower": f"slower than {against}, at {ratio} its speed",
         "equivalent": f"as fast as {against}, within noise",
+        "looks faster": f"about {ratio} as fast as {against}, which is not proven",
+        "looks slower": f"slower than {against}, at about {ratio} its speed, which is not proven",
     }.get(answer, f"with no clear difference from {against}")
 
 
@@ -155,6 +163,8 @@ def drift_words(result: OptimizeResult) -> str | None:
     drifted: dict[float, str] = {}
     for key, width in widths.items():
         for arm in (arms[name] for name in COMPARED[key] if name in arms):
+            if arm.low_s is None or arm.high_s is None:
+                continue
             spread = _width(arm.low_s, arm.high_s)
             if spread > max(math.log(DRIFT), DRIFT_TO_RATIO * width):
                 times = f"{show_time(arm.low_s)} and {show_time(arm.high_s)}"
@@ -180,6 +190,14 @@ def larger_batch_words(found: LargerBatch) -> str:
         f"second of {found.batch_size_now:,}. It was not applied, because it changes what the "
         "model learns from a step: try it with --batch-size."
     )
+
+
+def with_more_time_words(result: OptimizeResult) -> str | None:
+    """Say what a turn that proved nothing would try with more time; None if it proved something."""
+    if result.recipe_is == "proven" or result.budget is None:
+        return None
+    missed = [one.what for one in result.budget.omissions if one.for_want_of_budget]
+    return f"With more time it would try: {'; '.join(missed)}." if missed else None
 
 
 def limit_words(limit: StepLimit) -> str:
@@ -356,7 +374,7 @@ def arm_bars(arms: Sequence[ArmResult]) -> list[TrackRow]:
     Two launches that disagree have an interval of hours: it leaves the track, and the bars stay.
     """
     most_s = _MOST_OF_THE_SLOWEST * max((arm.step_time_s for arm in arms), default=0.0)
-    ends = [value for arm in arms for value in (arm.step_time_s, arm.high_s)]
+    ends = [value for arm in arms for value in (arm.step_time_s, arm.high_s or 0.0)]
     scale = from_zero([min(value, most_s) for value in ends])
     unit = common_unit([arm.step_time_s for arm in arms])
     return [
@@ -365,12 +383,22 @@ def arm_bars(arms: Sequence[ArmResult]) -> list[TrackRow]:
             value=f"{unit.show(arm.step_time_s)} {unit.name}",
             marks=(
                 Mark(left=0.0, width=scale.percent(arm.step_time_s)),
-                whisker(scale, arm.low_s, arm.high_s),
+                *([whisker(scale, arm.low_s, arm.high_s)] if arm.low_s and arm.high_s else []),
             ),
             look=arm.key,
         )
         for arm in arms
     ]
+
+
+def turn_bar(took_s: Mapping[str, float]) -> tuple[TrackRow, ...]:
+    """Return where a turn's own time went, as one bar."""
+    total_s = sum(took_s.values())
+    parts = [
+        (f"hue{place % HUES}", what, time_s, show_time(time_s), _share(time_s, total_s))
+        for place, (what, time_s) in enumerate(took_s.items())
+    ]
+    return (stacked_bar("The turn", show_time(total_s), parts, from_zero([total_s])),)
 
 
 def forest(changes: Sequence[Change], floor: Mapping[str, float] | None) -> list[TrackRow]:

@@ -50,6 +50,8 @@ TITLES = {
     "same_arithmetic": "Ratchet, arithmetic kept",
     "ratchet": "Ratchet",
 }
+FEWEST_TIMES = 5  # Samples of a step below which its own time has no interval
+NO_ENDS = (None, None)
 ABSENT = {
     "as_written": "the budget ended before the step as written was timed beside another",
     "best_compile": "the budget ended before torch.compile's step was timed",
@@ -125,9 +127,15 @@ def compose(
             launches=proof.launches,
             launches_asked=turn.settings.launches,
             omissions=list(turn.omissions),
+            took_s=_took_s(turn),
             shortfall=None if choice.recipe_is == "proven" else found.shortfall,
         ),
     )
+
+
+def _took_s(turn: Turn) -> dict[str, float]:
+    turn.schedule.note_time()
+    return {what: time_s for what, time_s in turn.schedule.took_s.items() if time_s > 0}
 
 
 def _timed(
@@ -137,13 +145,14 @@ def _timed(
 
     Roles that were never timed are left out.
     """
-    times_s: dict[str, tuple[float, float, float]] = {}
+    times_s: dict[str, tuple[float, float | None, float | None]] = {}
     for role, candidate in arms.items():
         if proof.timed(role):
             summary = proof.summary(role)
-            times_s[role] = (summary.median_s, summary.low_s, summary.high_s)
+            ends = (summary.low_s, summary.high_s) if summary.count >= FEWEST_TIMES else NO_ENDS
+            times_s[role] = (summary.median_s, *ends)
         elif candidate is not None and (step_s := turn.costs.steps_s.get(candidate.key())):
-            times_s[role] = (step_s, step_s, step_s)
+            times_s[role] = (step_s, *NO_ENDS)
     flops, ceilings_here = facts.flops_per_step or 0.0, turn.ceilings
     if "ratchet" in times_s:
         fastest = arms["ratchet"]

@@ -107,7 +107,8 @@ class StepProfiles:
         def compute() -> StepProfile:
             turn.tell("profile", title=candidate.title)
             arm, began_s = turn.arms.live(candidate), turn.schedule.elapsed_s
-            told = arm.call("profile", path=str(path), steps=PROFILED_STEPS)
+            with turn.arms.quiet(), turn.schedule.doing(schedule.PROFILING):
+                told = arm.call("profile", path=str(path), steps=PROFILED_STEPS)
             system_s = float(told.get("system_s", 0.0))
             found = explain(path, PROFILED_STEPS, turn.device, turn.ceilings, system_s)
             turn.costs.note_profile(turn.schedule.elapsed_s - began_s)
@@ -140,13 +141,19 @@ class StepProfiles:
             return None
         return self._worth_of(best).too_small(COMPILE_MAX_AUTOTUNE.name)
 
+    def first_worth(self, written: Candidate) -> Worth:
+        """Return what each kernel can win of the step as written, before a rival has run.
+
+        It orders kernels; what a rival wins too is no reason to try none.
+        """
+        return replace(self._worth_of(written, "before"), by_lever={})
+
     def worth(self, baseline: Baseline) -> Worth:
         """Return what each lever can win of the step that the selection begins with."""
-        self.take(baseline.written, "before")
         return self._worth_of(baseline.best)
 
-    def _worth_of(self, candidate: Candidate) -> Worth:
-        profile = self.take(candidate, "rival")
+    def _worth_of(self, candidate: Candidate, when: str = "rival") -> Worth:
+        profile = self.take(candidate, when)
         limit = self.limit(candidate, "best_compile")
         if profile is None or limit is None or self.turn.ceilings is None:
             return Worth()

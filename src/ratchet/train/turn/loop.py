@@ -25,6 +25,7 @@ from ratchet.train.levers import Situation
 from ratchet.train.levers.base import why_bf16_is_slow
 from ratchet.train.recipe import Recipe, with_config
 from ratchet.train.recipe.facts import StepFacts
+from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import choose
 from ratchet.train.turn.compose import compose, make_folder, make_recipe, versions
 from ratchet.train.turn.headroom import StepProfiles
@@ -79,7 +80,7 @@ def optimize(settings: Settings, listener: Listener = lambda event, details: Non
         with turn.ledger.failing(identity):
             outcome = _run(turn, describe(turn), started_at)
         turn.ledger.record_measurements(identity, outcome.samples, purpose="proof")
-        turn.ledger.record_recipe(identity, document_of(outcome.recipe))
+        turn.ledger.record_recipe(identity, document_of(outcome.recipe.sealed()))
         found = {name: getattr(outcome.result, name) for name in ("floor", "recipe_is")}
         found["without_kernels"] = turn.without_kernels
         turn.ledger.finish_turn(identity, {"speedup": outcome.recipe.speedup, **found})
@@ -93,6 +94,10 @@ def describe(turn: Turn) -> StepFacts:
     """
 
     def compute() -> StepFacts:
+        with turn.schedule.doing(schedule.AS_WRITTEN):
+            return described()
+
+    def described() -> StepFacts:
         turn.tell("start", title="as written")
         arms, began_s = turn.arms, turn.schedule.elapsed_s
         gradients, rounded = (
@@ -101,6 +106,7 @@ def describe(turn: Turn) -> StepFacts:
         arms.probe_vectors()
         with contextlib.ExitStack() as stack:
             arm = stack.enter_context(ArmProcess(arms.written_spec()))
+            turn.costs.note_plain(arm.setup_time_s)
             arm.call("gradients", path=str(gradients))
             # In bf16 autocast too, where it is no slower: changes are judged by both later.
             slow = turn.ceilings is None or why_bf16_is_slow(turn.ceilings.gemm_flops_per_s)
@@ -124,6 +130,7 @@ def describe(turn: Turn) -> StepFacts:
             rounded.replace(arms.gradients_path(with_config(eager, {})))
         return msgspec.convert({**told, "setup_s": setup_s, "step_time_s": step_time_s}, StepFacts)
 
+    turn.schedule.begin_rest()
     try:
         facts = turn.memo("workload", "describe", StepFacts, compute)
     except OutOfTime as error:

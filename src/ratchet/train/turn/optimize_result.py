@@ -32,8 +32,9 @@ class ArmResult(_Result, kw_only=True):
     key: ArmKey
     title: str
     step_time_s: float
-    low_s: float
-    high_s: float
+    low_s: float | None
+    """The ends of its 95 % interval; None with too few samples for one."""
+    high_s: float | None
     tokens_per_s: float
     mfu: float
     peak_memory_bytes: int
@@ -187,6 +188,8 @@ class BudgetUse(_Result, kw_only=True):
     """Launches of the final run; 0 if there was no time for one."""
     launches_asked: int
     omissions: list[Omission]
+    took_s: dict[str, float] = {}
+    """Seconds of this turn by what it did; arms that start meanwhile are not counted twice."""
     shortfall: Shortfall | None = None
     """None if the recipe is proven, or if every stage ran."""
 

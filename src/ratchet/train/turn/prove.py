@@ -18,7 +18,7 @@ from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.judge.steps.arms import time_arms
 from ratchet.train.recipe import Candidate
 from ratchet.train.recipe.facts import ArmFacts
-from ratchet.train.turn.schedule import MARGIN, PROOF, WARMUP_STEPS, together_s
+from ratchet.train.turn.schedule import LAUNCHING, MARGIN, PROOF, WARMUP_STEPS
 from ratchet.train.turn.state import Turn
 
 RIVAL, NEW = "best_compile", "ratchet"  # The two roles that every launch times
@@ -187,10 +187,10 @@ class Prover:
 
     def _learn(self, distinct: Mapping[str, Candidate], found: ProofLaunch) -> None:
         costs = self.turn.costs
+        crowd = costs.at_once_s([1.0] * len(found.setup_s))
         for role, setup_s in found.setup_s.items():
             if role in distinct:
-                alone_s = setup_s / together_s([1.0] * costs.at_a_time, costs.at_a_time)
-                costs.note_setup(distinct[role], setup_s, alone_s=alone_s)
+                costs.note_setup(distinct[role], setup_s, alone_s=setup_s / crowd)
         for role, told in found.descriptions.items():
             if role in distinct:
                 self.descriptions[distinct[role].key()] = told
@@ -211,16 +211,17 @@ class Prover:
                 "the arms do not fit in memory together, so they were timed one after the other; "
                 "the intervals lack the precision of adjacent pairs"
             )
-        trial = time_arms(
-            specs,
-            rounds=rounds,
-            warmup=WARMUP_STEPS,
-            seed=turn.settings.seed + place,
-            concurrent=fit,
-            start_together=turn.costs.at_a_time,
-            on_event=lambda event: turn.tell("trial", **asdict(event)),
-            enough=turn.schedule.is_over,
-        )
+        with turn.schedule.doing(LAUNCHING):
+            trial = time_arms(
+                specs,
+                rounds=rounds,
+                warmup=WARMUP_STEPS,
+                seed=turn.settings.seed + place,
+                concurrent=fit,
+                start_together=len(specs),
+                on_event=lambda event: turn.tell("trial", **asdict(event)),
+                enough=turn.schedule.is_over,
+            )
         further_s = sum(one.wall_time_s for one in trial.samples if one.round >= FEWEST_ROUNDS)
         return ProofLaunch(
             estimate_s=estimate_s,

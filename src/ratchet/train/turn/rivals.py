@@ -95,6 +95,18 @@ class RivalModes:
         config = self.written.config
         return [with_config(msgspec.structs.replace(config, **one), {}) for one in changes]
 
+    @property
+    def expected(self) -> Candidate | None:
+        """The fastest rival so far, or the one that is timed first; None if none is left."""
+        return self.best or next(iter(self.waiting), None)
+
+    def begin(self) -> list[Candidate]:
+        """Let the first rival start; return those that start beside it."""
+        rival = self.waiting[0]
+        beside = self._beside(rival)
+        expect(self.turn, self.written, rival, None, *beside)
+        return beside
+
     def first(self) -> None:
         """Time the cheapest rival that works.
 
@@ -102,9 +114,7 @@ class RivalModes:
         compiler it needs, and ArmFailure if it fails in every mode for another reason.
         """
         while self.waiting and self.best is None:
-            rival = self.waiting[0]
-            beside = self._beside(rival)
-            expect(self.turn, self.written, rival, None, *beside)
+            rival, beside = self.waiting[0], self.begin()
             try:
                 self.time_next()
                 self._time_live(beside)

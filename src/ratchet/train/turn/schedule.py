@@ -37,11 +37,11 @@ class Step:
 # The critical path.
 WRITTEN: Final = Step("the step as written")
 RIVAL: Final = Step("torch.compile in its default mode, in the cheapest precision that may pay")
-KERNELS: Final = Step("kernels for that step's call sites")
+KERNELS: Final = Step("kernels for the step's call sites, while that rival compiles")
 BUNDLE: Final = Step("the bundle of everything that is right, timed against the rival")
 LOSSES: Final = Step("the comparison of losses, if the arithmetic changed", part=0.5)
 PROOF: Final = Step("launches of rival and bundle, until they are told apart", part=0.5)
-PATH: Final = (WRITTEN, RIVAL, KERNELS, BUNDLE, LOSSES, PROOF)
+PATH: Final = (WRITTEN, KERNELS, RIVAL, BUNDLE, LOSSES, PROOF)
 
 # Then whatever may win most for its time.
 LAUNCHES: Final = Step("more launches of the final run", proves=True)
@@ -70,6 +70,19 @@ LAST_PROFILE: Final = Step("a profile of the recipe")
 GRADIENTS: Final = Step("the check of the recipe's gradients")
 CEILINGS: Final = Step("measuring the ceilings again")
 NO_ROOM: Final = "the budget has no room for it"
+
+# What a turn's time goes to.
+BEFORE: Final = "before the step"  # Imports, and the ceilings where they are due
+AS_WRITTEN: Final = "the step as written"
+SITES: Final = "call sites"
+JUDGING: Final = "kernels judged"
+STARTING: Final = "starts and compilations"
+TIMING: Final = "timed pairs"
+PROFILING: Final = "profiles"
+LAUNCHING: Final = "launches of the proof"
+LEARNING: Final = "losses compared"
+AUTHORING: Final = "kernels written"
+REST: Final = "the rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +142,8 @@ WARM: Final = 0.15
 
 Measured: 0.06 to 0.15 (llama-8m and llama-tiny on two Zen 4 cores).
 """
-COMPILED_START, AUTOTUNED_START = 3.0, 2.5
-"""Compiled over plain start time, and autotuned over compiled."""
+COMPILED_START, AUTOTUNED_START = 5.0, 2.5
+"""Compiled over plain start time (3 to 7 for llama-8m), and autotuned over compiled."""
 SHRUNK_STEP_S, SHRUNK_COMPILE = 0.02, 0.8
 """Upper limit of the step time of a shrunk copy, which may also be the step's own time, and its
 compile time over the step's: 21 s to 32 for llama-8m."""
@@ -152,6 +165,11 @@ class TurnSchedule:
     budget_s: float
     started_s: float = field(default_factory=lambda: time.monotonic())
     reserved_s: float = 0.0  # Seconds that kernels left to the bundle and its proof
+    took_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by what the turn was doing; what starts or compiles beside it does not count."""
+    _beside_s: float = math.inf  # End of the stage of kernels if nothing compiles beside it
+    _doing: str = BEFORE
+    _noted_s: float = 0.0
     _until_s: float = math.inf  # End of the current stage, in seconds spent
     _skipped_s: float = 0.0
     """Original time of recalled evidence, beyond the time this turn took to recall it."""
@@ -211,18 +229,32 @@ class TurnSchedule:
         """Limit the enclosed stage so that so many seconds are left after it."""
         return self.until(self.stage_ends_s - kept_s)
 
-    def kernels(self, after_s: float, launch_s: float) -> AbstractContextManager[None]:
-        """Limit the stage of kernels: the bundle and the losses need `after_s`, then launches."""
+    @contextmanager
+    def kernels(self, after_s: float, launch_s: float) -> Iterator[None]:
+        """Limit the stage of kernels: the bundle and the losses need `after_s`, then launches.
+
+        After that limit it goes on while the rival still compiles, up to half of the time left:
+        nothing could be timed meanwhile.
+        """
         left_s = self.stage_ends_s - self.spent_s
         share_s = left_s - after_s - PLANNED_LAUNCHES * launch_s
         if share_s < KERNELS_SHARE * (left_s - after_s):
             share_s = left_s - after_s - LEAST_LAUNCHES * launch_s
         self.reserved_s = left_s - max(0.0, share_s)
-        return self.leaving(self.reserved_s)
+        self._beside_s = self.stage_ends_s - self.reserved_s
+        try:
+            with self.leaving(min(self.reserved_s, left_s / 2)):
+                yield
+        finally:
+            self._beside_s = math.inf
 
-    def may_judge(self, last_s: float) -> bool:
-        """Return True if there is time for a verdict that takes as long as the last one."""
-        return self.left_s > max(LEAST_VERDICT_S, last_s)
+    def may_judge(self, last_s: float, *, beside: bool = False) -> bool:
+        """Return True if there is time for a verdict that takes as long as the last one.
+
+        `beside`: a rival still compiles.
+        """
+        end_s = self.stage_ends_s if beside else min(self.stage_ends_s, self._beside_s)
+        return end_s - self.spent_s > max(LEAST_VERDICT_S, last_s)
 
     @property
     def verdict_s(self) -> float:
@@ -250,6 +282,28 @@ class TurnSchedule:
         """Return a function that says whether so many seconds have passed since this call."""
         ends_s = self.elapsed_s + seconds
         return lambda: self.elapsed_s >= ends_s
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Count the time of the enclosed work as that of `what`, not of what encloses it."""
+        self.note_time()
+        outer, self._doing = self._doing, what
+        try:
+            yield
+        finally:
+            self.note_time()
+            self._doing = outer
+
+    def begin_rest(self) -> None:
+        """Count what follows, outside of any `doing`, as the rest of the turn."""
+        self.note_time()
+        self._doing = REST
+
+    def note_time(self) -> None:
+        """Count the time since the last call."""
+        now_s = self.elapsed_s
+        self.took_s[self._doing] = self.took_s.get(self._doing, 0.0) + now_s - self._noted_s
+        self._noted_s = now_s
 
     def advance(self, spent_s: float) -> None:
         """Move on to `spent_s` seconds spent, because recalled evidence took the time."""
@@ -396,8 +450,13 @@ class Costs:
     def launch_s(self, candidates: Sequence[Candidate], rounds: int) -> float:
         """Return the seconds of one launch of these arms: starts, warm-ups and rounds."""
         steps_s = sum(self.step_s(one) for one in candidates)
-        started_s = together_s(map(self.restart_s, candidates), self.at_a_time)
+        started_s = self.at_once_s(map(self.restart_s, candidates))
         return MARGIN * (started_s + (WARMUP_STEPS - 1 + rounds) * steps_s)
+
+    def at_once_s(self, setups_s: Iterable[float]) -> float:
+        """Return the seconds that arms take to start, all at the same time."""
+        found = list(setups_s)
+        return max(together_s(found, len(found) or 1), sum(found) / self.at_a_time)
 
     def losses_s(self, written: Candidate, candidate: Candidate, steps: int) -> float:
         """Return the seconds in which shrunk copies of both train for so many steps.

@@ -136,9 +136,9 @@ def expect(
     oracle: Oracle | None,
     *beside: Candidate,
 ) -> None:
-    """Start, at the same time, the arms of the next screening, and those `beside` it."""
+    """Let the arms of the next screening start, and those `beside` it, without waiting for them."""
     if not turn.holds("screening", _key(incumbent, challenger, oracle)):
-        turn.arms.start_together([incumbent, challenger, *beside])
+        turn.arms.begin([incumbent, challenger, *beside])
 
 
 def screening_s(
@@ -197,17 +197,9 @@ def _screen(
     except RatchetError as error:
         turn.arms.drop(challenger)
         return LeverScreening(passed=False, reason=str(error))
-    screening_s = turn.schedule.screening_s
-    enough = turn.schedule.alarm(MARGIN * screening_s)
     base, arm = turn.arms.live(incumbent), turn.arms.live(challenger)
-    base_s, arm_s = _settled_s([base, arm], SETTLING.of(screening_s))
-    samples = run_rounds(
-        [base, arm],
-        rounds=rounds_for(base_s, arm_s, (1 - SETTLING.share) * screening_s),
-        launch=0,
-        rng=np.random.default_rng(turn.settings.seed),
-        enough=enough,
-    )
+    with turn.arms.quiet(), turn.schedule.doing(schedule.TIMING):
+        samples = _timed(turn, base, arm)
     found = compare(samples, baseline=base.name, new=arm.name, floor=None)
 
     def median_s(name: str) -> float:
@@ -228,6 +220,20 @@ def _screen(
         samples=tuple(samples),
         processes={one.name: one.identity for one in (base, arm)},
         ways={base.name: incumbent.key(), arm.name: challenger.key()},
+    )
+
+
+def _timed(turn: Turn, base: ArmProcess, arm: ArmProcess) -> list[Sample]:
+    """Time two warm arms in pairs, for as long as a screening may."""
+    screening_s = turn.schedule.screening_s
+    enough = turn.schedule.alarm(MARGIN * screening_s)
+    base_s, arm_s = _settled_s([base, arm], SETTLING.of(screening_s))
+    return run_rounds(
+        [base, arm],
+        rounds=rounds_for(base_s, arm_s, (1 - SETTLING.share) * screening_s),
+        launch=0,
+        rng=np.random.default_rng(turn.settings.seed),
+        enough=enough,
     )
 
 
@@ -404,6 +410,7 @@ class Losses:
         settings, both = self.turn.settings, (self.written, candidate)
         curves: dict[str, list[list[float]]] = {one.key(): [] for one in both}
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self.turn.schedule.doing(schedule.LEARNING))
             arms = self._start(both, stack)
             for seed in range(settings.loss_seeds):
                 for key, curve in self._curves(both, arms, seed).items():

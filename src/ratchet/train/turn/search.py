@@ -49,6 +49,7 @@ class Search:
     _worth: Worth = field(default_factory=Worth)
     _done: set[Step] = field(default_factory=set)
     _larger_batch: LargerBatch | None = None
+    _begun: Candidate | None = None  # The bundle that compiles beside the first rival
 
     def __post_init__(self) -> None:
         self.sitting = Sitting(prior=self.turn.known_scatter())
@@ -67,14 +68,15 @@ class Search:
     def run(self) -> Found:
         """Walk the critical path, then do what may win most, until the budget ends."""
         path = {
-            schedule.RIVAL: self.rivals.first,
             schedule.KERNELS: self._judge_kernels,
+            schedule.RIVAL: self.rivals.first,
             schedule.BUNDLE: self._try_bundle,
             schedule.LOSSES: self._keep_what_learns,
             schedule.PROOF: self._settle,
         }
         for step in schedule.PATH[1:]:  # the step as written ran already
-            if step is schedule.RIVAL or self.rivals.best is not None:
+            beside_it = step in (schedule.KERNELS, schedule.RIVAL)
+            if (self.rivals.expected if beside_it else self.rivals.best) is not None:
                 path[step]()
         if self.rivals.best is not None:
             self._go_on()
@@ -139,26 +141,40 @@ class Search:
         return {RIVAL: self._rival, NEW: self._best}
 
     def _judge_kernels(self) -> None:
-        """Judge the library's kernels, those with the most to win first, then the regions'."""
-        self._worth = self.profiles.worth(self.rivals.baseline())
-        turn, start, precision = self.turn, self._rival, self._precision()
+        """Judge whether the library's kernels are right while the rival compiles; begin the bundle.
+
+        The bundle compiles beside the rival then.
+        """
+        turn, start, precision = self.turn, self._expected, self._precision()
+        # Estimated before anything starts, so that a second turn decides as the first did.
         after_s = new_screening_s(turn, start)
         if precision != self.written.config.precision:
             after_s += self.losses.takes_s(start)
         launch_s = self.prover.launch_s({RIVAL: start, NEW: start})
+        self.profiles.take(self.written, "before")  # before anything compiles beside it
+        self.rivals.begin()
+        self._worth = self.profiles.first_worth(self.written)
         with turn.schedule.kernels(after_s, launch_s):
             self._judge(precision)
+        if turn.arms.any_starts:
+            self._begun = self._selection_from(start, precision).begin_bundle()
+
+    @property
+    def _expected(self) -> Candidate:
+        found = self.rivals.expected
+        assert found is not None, "there is no rival"
+        return found
 
     def _precision(self, *, weights: bool = True) -> str:
         settings = self.turn.settings
         tried = weights and BF16_WEIGHTS in chosen_levers(settings) and not settings.keep_precision
         if tried and BF16_WEIGHTS.applies(self.situation) is None:
             return "bf16_master"
-        return self._rival.config.precision
+        return self._expected.config.precision
 
     def _judge(self, precision: str, start: Candidate | None = None) -> None:
         """Judge kernels for the rival's step in this precision, or for another step."""
-        config = msgspec.structs.replace((start or self._rival).config, precision=precision)
+        config = msgspec.structs.replace((start or self._expected).config, precision=precision)
         step = with_config(config, {})
         wanted = [
             lever
@@ -168,14 +184,13 @@ class Search:
         ranked = self._worth.ranked(wanted)
         if precision == "bf16_master":  # pays only with the update that rounds in the same pass
             ranked.sort(key=lambda lever: lever.field != "optimizer")
-        reasons = {one.name.removeprefix(PREFIX): self._worth.too_small(one.name) for one in ranked}
-        small = {name: reason for name, reason in reasons.items() if reason is not None}
-        timed = not self.kernels.proven
-        found = prove_kernels(self.turn, step, self.written, list(reasons), small, timed=timed)
+        names = [one.name.removeprefix(PREFIX) for one in ranked]
+        found = prove_kernels(self.turn, step, self.written, names)
         self.kernels = self.kernels.joined(self.trials.recall(found, [step]))
 
     def _try_bundle(self, *, weights: bool = True) -> None:
         """Time the bundle against the rival; without `weights`, they stay in fp32."""
+        self._worth = self.profiles.worth(self.rivals.baseline())
         precision = self._precision(weights=weights)
         self._selection = self._select(self._rival, precision, weights=weights)
 
@@ -183,6 +198,18 @@ class Search:
         self, start: Candidate, precision: str, *, keep: bool = False, weights: bool = True
     ) -> Selection:
         """Begin a selection with every lever that applies, and time its bundle."""
+        selection = self._selection_from(start, precision, keep=keep, weights=weights)
+        if self._begun is not None and self._begun.key() != selection.bundle.key():
+            self.turn.arms.drop(self._begun)  # another rival came first
+        self._begun = None
+        if (screening := selection.try_bundle()) is not None:
+            self.sitting.add(screening.as_timed())
+        return selection
+
+    def _selection_from(
+        self, start: Candidate, precision: str, *, keep: bool = False, weights: bool = True
+    ) -> Selection:
+        """Return a selection with every lever that applies."""
         levers = [*chosen_levers(self.turn.settings), *self.kernels.regions.get(precision, ())]
         if not weights:
             levers = [lever for lever in levers if lever.name != BF16_WEIGHTS.name]
@@ -205,8 +232,6 @@ class Search:
             objection=self._objection,
         )
         selection.prepare(applied)
-        if (screening := selection.try_bundle()) is not None:
-            self.sitting.add(screening.as_timed())
         return selection
 
     def _keep_what_learns(self) -> None:

@@ -72,7 +72,10 @@ class Selection:
         if self.start.config.compile_mode is not None:
             self._by_mode = [one for one in levers if one.field == "compile_mode"]
             levers = [one for one in levers if one.field != "compile_mode"]
-        chosen = [one for one in self._worth_trying(levers) if not self._same(one)]
+        # The bundle compiles before the rival was profiled: what its levers can win is not asked.
+        bundled = [one for one in levers if one.default and not _of_region(one)]
+        trying = self._worth_trying([one for one in levers if one not in bundled])
+        chosen = [one for one in (*self.worth.ranked(bundled), *trying) if not self._same(one)]
         self.inside = [one for one in chosen if one.default]
         self.outside = [one for one in chosen if not one.default]
 
@@ -97,8 +100,7 @@ class Selection:
         """Return the levers that have something to win, most first."""
         chosen = []
         for lever in self.worth.ranked(levers):
-            of_region = lever.field == "kernels" and str(lever.value).startswith(REGION)
-            share = SMALL_REGION_SHARE if of_region else SMALL_SHARE
+            share = SMALL_REGION_SHARE if _of_region(lever) else SMALL_SHARE
             reason = self.worth.too_small(lever.name, share)
             if reason is not None and not self._same(lever):
                 self._note(change_of(lever, "not_tried", reason))
@@ -107,6 +109,19 @@ class Selection:
         return chosen
 
     # The bundle.
+
+    @property
+    def bundle(self) -> Candidate:
+        """The candidate with every lever of the bundle."""
+        return self._with(self.inside)
+
+    def begin_bundle(self) -> Candidate | None:
+        """Let the bundle's arm start, if there is one; `try_bundle` waits for it."""
+        bundle = self.bundle
+        if bundle.key() == self.start.key():
+            return None
+        expect(self.turn, self.start, bundle, self._oracle(bundle))
+        return bundle
 
     def try_bundle(self) -> LeverScreening | None:
         """Time the bundle against the start, then its part that keeps the arithmetic if it failed.
@@ -123,6 +138,8 @@ class Selection:
             if screening is not None and screening.looks_faster:
                 self._adopt(candidate, screening, failed)
                 return screening
+            if screening is not None and not screening.passed:
+                self.turn.warn(f"{candidate.title} could not be timed: {screening.reason}")
             self.turn.arms.drop(candidate)
             failed = failed or screening
             if screening is None:
@@ -189,11 +206,13 @@ class Selection:
             self._put_on(lever, candidate, screening)
 
     def _next(self) -> tuple[Lever, Candidate] | None:
-        while self.inside:
-            without = self._candidate(self._without(self.inside[0]))
+        for lever in self.inside:
+            share = SMALL_REGION_SHARE if _of_region(lever) else SMALL_SHARE
+            if self.worth.too_small(lever.name, share) is not None:
+                continue  # it stays in the bundle: leaving it out would show nothing
+            without = self._candidate(self._without(lever))
             if without.key() != self.best.key():
-                return self.inside[0], without
-            self.inside.pop(0)
+                return lever, without
         while self.outside:
             lever = self.outside[0]
             candidate = self._with([lever])
@@ -361,6 +380,10 @@ def applicable(
         else:
             chosen.append(lever)
     return chosen, changes
+
+
+def _of_region(lever: Lever) -> bool:
+    return lever.field == "kernels" and str(lever.value).startswith(REGION)
 
 
 def _is_unused(lever: Lever, screening: LeverScreening) -> bool:

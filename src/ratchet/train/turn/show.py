@@ -13,6 +13,7 @@ from ratchet.base.show.model import where_measured
 from ratchet.base.show.page import render_page as render
 from ratchet.base.show.words import (
     ABSENT,
+    TimeUnit,
     common_unit,
     device_words,
     plain,
@@ -42,8 +43,10 @@ from ratchet.train.turn.comparisons import (
     limit_words,
     losses_plot,
     rival_words,
+    turn_bar,
+    with_more_time_words,
 )
-from ratchet.train.turn.optimize_result import OptimizeResult, StepLimit, StepProfile
+from ratchet.train.turn.optimize_result import ArmResult, OptimizeResult, StepLimit, StepProfile
 
 if TYPE_CHECKING:
     from ratchet.train.graph.scope import CapturedSite
@@ -61,6 +64,8 @@ _TILE_WORDS = {
     "same": "the same step",
     "equivalent": "no difference beyond noise",
     "undecided": "no clear difference",
+    "looks faster": "looks faster, not proven",
+    "looks slower": "looks slower, not proven",
 }
 _TILE_TITLES = {
     "vs_compile": "against torch.compile's best",
@@ -129,6 +134,7 @@ def optimize_report(result: OptimizeResult) -> m.ResultReport:
             result.recipe_because,
             limit_words(result.limit) if result.limit else None,
             larger_batch_words(result.larger_batch) if result.larger_batch else None,
+            with_more_time_words(result),
             *(m.Words(warning, "warning") for warning in result.warnings),
             m.Tiles(tiles(result)),
         ),
@@ -141,6 +147,7 @@ def optimize_report(result: OptimizeResult) -> m.ResultReport:
             _checks(result),
             _verdicts(result),
             _rivals(result),
+            _turn(result),
             replace(use, on="terminal"),
             where_measured(result.device, result.versions, result.command, after=software),
             m.written(paths),
@@ -193,7 +200,7 @@ def main_table(result: OptimizeResult) -> m.ResultTable:
     columns = (
         m.Column("how it runs", lambda arm: (m.Span("", f"key {arm.key}"), arm.title)),
         m.number(f"step, {unit.name}", "step_time_s", unit.show),
-        m.number("95 %", lambda arm: f"{unit.show(arm.low_s)} - {unit.show(arm.high_s)}"),
+        m.number("95 %", lambda arm: _ends(arm, unit)),
         m.number(f"{result.unit}/s", "tokens_per_s", show_rate),
         m.number("MFU", "mfu", show_share),
         m.number("peak memory", "peak_memory_bytes", show_bytes),
@@ -201,6 +208,24 @@ def main_table(result: OptimizeResult) -> m.ResultTable:
     )
     return m.ResultTable(
         columns, result.arms, marked=lambda arm: "ours" if arm.key == "ratchet" else ""
+    )
+
+
+def _ends(arm: ArmResult, unit: TimeUnit) -> str:
+    if arm.low_s is None or arm.high_s is None:
+        return ABSENT
+    return f"{unit.show(arm.low_s)} - {unit.show(arm.high_s)}"
+
+
+def _turn(result: OptimizeResult) -> m.ReportSection | None:
+    took_s = result.budget.took_s if result.budget else {}
+    if not took_s:
+        return None
+    return m.section(
+        "Where this turn's time went",
+        m.note("Arms that start or compile beside something else are not counted twice."),
+        m.Figure("tracks", turn_bar(took_s), "Seconds of the turn by what it did", "stack"),
+        on="page",
     )
 
 

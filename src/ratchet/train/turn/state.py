@@ -110,13 +110,15 @@ class Turn:
         if found is not None:
             return msgspec.convert(found, answer)
         self._check_cut(kind, key)
+        since_s = self._noted_s  # what `compute` remembers is not recalled once this is
         try:
             computed = compute()
         except OutOfTime:
             self.arms.forget_dead()
-            self._remember("cut", f"{kind}:{key}", {"until_s": self.schedule.stage_ends_s})
+            until = {"until_s": self.schedule.stage_ends_s}
+            self._remember("cut", f"{kind}:{key}", until, since_s=since_s)
             raise
-        self._remember(kind, key, document_of(computed))
+        self._remember(kind, key, document_of(computed), since_s=since_s)
         self._noted_s = self.schedule.spent_s
         return computed
 
@@ -126,12 +128,12 @@ class Turn:
         """Compute what the ledger knows once more, because a file that belongs to it is gone."""
         self.schedule.check(f"repeat this {kind}")
         computed = compute()
-        self._remember(kind, key, document_of(computed))
+        self._remember(kind, key, document_of(computed), since_s=self._noted_s)
         return computed
 
-    def _remember(self, kind: str, key: str, payload: object) -> None:
+    def _remember(self, kind: str, key: str, payload: object, *, since_s: float) -> None:
         self._own.add(f"{kind}:{key}")
-        took_s = self.schedule.spent_s - self._noted_s
+        took_s = self.schedule.spent_s - since_s
         evidence = {"answer": payload, "took_s": took_s, "costs": asdict(self.costs)}
         self.ledger.remember(kind, self._full_key(key), evidence, fingerprint=self.fingerprint)
 
