@@ -68,7 +68,7 @@ def test_a_share_is_a_percentage(share: float, expected: str) -> None:
         ("faster", "1.10x", "faster; 95 % interval 1.01 to 1.20"),
         ("slower", "1.10x", "slower; 95 % interval 1.01 to 1.20"),
         ("equivalent", "no difference beyond noise", "1.10x, 95 % interval 1.01 to 1.20"),
-        ("undecided", "no clear difference", "1.10x, 95 % interval 1.01 to 1.20"),
+        ("undecided", "looks faster, not proven", "1.10x, 95 % interval 1.01 to 1.20"),
     ],
 )
 def test_each_answer_has_its_words(answer: str, large: str, note: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import made_traces as mt
 import pytest
 
-from ratchet.base.devices import Roofline
+from ratchet.base.devices.ceilings import Roofline
 from ratchet.trace.advice import advise
 from ratchet.trace.answers.report import report
 from ratchet.trace.answers.roofline import Rooflines

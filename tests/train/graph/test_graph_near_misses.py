@@ -201,11 +201,11 @@ def test_near_miss_is_declined(
     pattern, reason, make = NEAR_MISSES[case]
     model = parameters()
     compiled = compile_loss(model, lambda: make(model))
-    assert compiled.report.installed == {}
+    assert compiled.report.installed.keys() <= {"linear"}, "a product alone may be the kernel's"
     ((declined, why),) = compiled.report.declined
     assert declined == pattern
     assert any(part in why for part in reason.split("|")), why
-    assert compiled.called == []
+    assert {*compiled.called} <= {"linear"}
     if case != "dropout":
         assert_same(compiled, plain_loss(model, lambda: make(model)))
 

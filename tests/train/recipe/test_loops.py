@@ -55,7 +55,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return real(function, dynamic=dynamic, backend="eager")
 
     monkeypatch.setattr(torch, "compile", compile)
-    monkeypatch.setattr("ratchet.train.recipe.apply.ready_kernels", lambda *_: ReadyKernels())
+    monkeypatch.setattr("ratchet.train.recipe.apply.ready_kernels", lambda *_, **__: ReadyKernels())
     monkeypatch.syspath_prepend(str(EXAMPLES))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

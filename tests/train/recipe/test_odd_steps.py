@@ -134,7 +134,7 @@ def test_the_call_sites_of_an_own_step_are_found_without_training_it() -> None:
     found = arm("normed")
     before = {name: p.detach().clone() for name, p in found._step.parameters.items()}
     sites = found.sites("fp32")
-    assert {one["kernel"] for one in sites} == {"layer_norm", "adamw"}
+    assert {one["kernel"] for one in sites} == {"layer_norm", "linear", "adamw"}
     assert all(torch.equal(p, before[name]) for name, p in found._step.parameters.items())
 
 

@@ -49,7 +49,7 @@ def traced(graph: Any, inputs: Any) -> Any:
 
 
 torch.compile = lambda function, dynamic=None, options=None: real(function, backend=traced)
-apply.ready_kernels = lambda *_: ReadyKernels()
+apply.ready_kernels = lambda *_, **__: ReadyKernels()
 said: list[str] = []
 apply.log = SimpleNamespace(warning=lambda form, what: said.append(what))  # type: ignore[assignment]
 logging.disable(logging.WARNING)

@@ -22,7 +22,7 @@ from ratchet.train.workloads.config import StepConfig  # noqa: E402
 
 real = torch.compile
 torch.compile = lambda function, dynamic=None, options=None: real(function, backend="eager")
-apply.ready_kernels = lambda *_: ReadyKernels()
+apply.ready_kernels = lambda *_, **__: ReadyKernels()
 
 config = StepConfig(compile_mode="default", optimizer="kernel")
 made = recipe(config, model=signature_of(train_accelerate.NextCharacter()))
