@@ -151,9 +151,8 @@ class Search:
         if precision != self.written.config.precision:
             after_s += self.losses.takes_s(start)
         launch_s = self.prover.launch_s({RIVAL: start, NEW: start})
-        self.profiles.take(self.written, "before")  # before anything compiles beside it
+        self._worth = self.profiles.first_worth(self.written)  # before anything compiles beside it
         self.rivals.begin()
-        self._worth = self.profiles.first_worth(self.written)
         with turn.schedule.kernels(after_s, launch_s):
             self._judge(precision)
         if turn.arms.any_starts:
