@@ -122,6 +122,10 @@ class Sitting:
             found[launch].add(self._way_of[process])
         return sum(set(ways) <= here for here in found.values())
 
+    def starts_of(self, *ways: str) -> int:
+        """Return the number of launches that timed the least often timed of these ways."""
+        return min(self.launches_of(way) for way in ways)
+
     def scatter(self) -> StartScatter:
         """Return how far processes of one way differed, without what was known before."""
         return self._fitted().scatter
@@ -135,7 +139,8 @@ class Sitting:
     def compare(self, baseline: str, new: str) -> Ratio:
         """Compare two ways: `ratio` is the baseline's time over the new one's.
 
-        Raises MeasureError if no chain of pairs joins them.
+        A decided answer needs two starts of each way, not always in the same launches. Raises
+        MeasureError if no chain of pairs joins them.
         """
         fit = self._fitted()
         difference, share = fit.contrast(baseline, new)
@@ -146,7 +151,7 @@ class Sitting:
         shown, decides = (scatter.half_width(share, level) for level in (SHOWN, DECIDES))
         ratio, low, high = map(finite_exp, (difference, difference - shown, difference + shown))
         answer: Answer = "undecided"
-        if launches >= FEWEST_LAUNCHES:
+        if self.starts_of(baseline, new) >= FEWEST_LAUNCHES:
             least, most = finite_exp(difference - decides), finite_exp(difference + decides)
             same = floor.contains(low, high)
             answer = answer_of(ratio, *((low, high) if same else (least, most)), floor)

@@ -150,7 +150,7 @@ def beats_written(baseline: Baseline, recipe: Candidate, prover: Prover) -> bool
     speedup = prover.speedup(baseline.written, recipe)
     if speedup is not None and speedup.low > 1.0:
         return speedup.answer != "equivalent"
-    if prover.launches_of(baseline.written, recipe) >= FEWEST_LAUNCHES:
+    if prover.is_timed(baseline.written, recipe):
         return False
     above = speedup is None or speedup.ratio > 1.0
     return baseline.beats_written and above

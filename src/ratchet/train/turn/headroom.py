@@ -101,8 +101,24 @@ class StepProfiles:
             self._found[key] = self._take(candidate, when)
         return self._found[key]
 
+    def take_live(self, candidate: Candidate) -> None:
+        """Take the profile of a bundle whose process runs, if there is room before its proof."""
+        live = self.turn.arms.is_live(candidate)
+        if live and self.turn.schedule.may_start(schedule.PROFILE, self._needed_s(candidate)):
+            self.take(candidate, "bundle")
+
+    def last(self, recipe: Candidate) -> StepProfile | None:
+        """Return the recipe's profile, its trace under the name of the last one."""
+        found, path = self.take(recipe, "after"), self._path("after")
+        if found is None or not found.trace or not _has_trace(found, path):
+            return found
+        return msgspec.structs.replace(found, trace=str(path))
+
+    def _path(self, when: str) -> Path:
+        return self.turn.settings.out.resolve() / f"trace_{when}.json.gz"
+
     def _take(self, candidate: Candidate, when: str) -> StepProfile | None:
-        turn, path = self.turn, self.turn.settings.out.resolve() / f"trace_{when}.json.gz"
+        turn, path = self.turn, self._path(when)
 
         def compute() -> StepProfile:
             turn.tell("profile", title=candidate.title)

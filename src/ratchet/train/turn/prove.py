@@ -147,11 +147,15 @@ class Prover:
         if rival.key() == new.key():
             return False
         found = _compared(self.sitting, rival, new)
-        return found is None or found.launches < FEWEST_LAUNCHES or found.answer == "undecided"
+        return found is None or found.answer == "undecided"
 
     def launches_of(self, *candidates: Candidate) -> int:
         """Return the number of launches that timed all of these candidates."""
         return self.sitting.launches_of(*(one.key() for one in candidates))
+
+    def is_timed(self, *candidates: Candidate) -> bool:
+        """Return True if each of these candidates was started often enough to be compared."""
+        return self.sitting.starts_of(*(one.key() for one in candidates)) >= FEWEST_LAUNCHES
 
     def ratio(self, rival: Candidate, new: Candidate) -> float:
         """Return the estimated ratio by now; 0 if there is none."""

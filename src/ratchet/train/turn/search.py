@@ -11,7 +11,7 @@ from functools import partial
 import msgspec
 
 from ratchet.base.errors import OutOfTime
-from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting
+from ratchet.base.measure.sitting import Sitting
 from ratchet.train.levers import LEVERS, PREFIX, Lever, Situation, find_lever, kernel_levers
 from ratchet.train.levers.operators import BF16_WEIGHTS, COMPILE
 from ratchet.train.recipe import Candidate, with_config
@@ -192,6 +192,8 @@ class Search:
         self._worth = self.profiles.worth(self.rivals.baseline())
         precision = self._precision(weights=weights)
         self._selection = self._select(self._rival, precision, weights=weights)
+        if self._best is not self._selecting.start:
+            self.profiles.take_live(self._best)  # the proof ends all processes
 
     def _select(
         self, start: Candidate, precision: str, *, keep: bool = False, weights: bool = True
@@ -400,7 +402,7 @@ class Search:
         arms = self._whole(names)
         if not arms.keys() >= set(names):
             return None
-        if self.prover.launches_of(*arms.values()) >= FEWEST_LAUNCHES:
+        if self.prover.is_timed(*arms.values()):
             return None
         return self.prover.launch_s(arms)
 
