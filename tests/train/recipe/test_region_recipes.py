@@ -27,11 +27,11 @@ from ratchet.train.graph.regions import check_region_problem, region_name
 from ratchet.train.recipe import Recipe, with_config
 from ratchet.train.recipe.facts import ArmFacts
 from ratchet.train.recipe.installed import ReadyKernels, RegionKernel, ready_kernels
-from ratchet.train.turn import prove_kernels, search
-from ratchet.train.turn.prove_kernels import (
+from ratchet.train.turn import judge_kernels, search
+from ratchet.train.turn.judge_kernels import (
     KernelTrials,
-    ProvenKernels,
     RegionTrials,
+    UsableKernels,
     WorkloadRegion,
     never_called,
 )
@@ -228,7 +228,7 @@ def trials(folder: Path, regions: list[WorkloadRegion]) -> RegionTrials:
 
 
 CALLED = ArmFacts(region_calls={NAME: 8})
-NOTHING = ProvenKernels(proven={}, refused={}, verdicts=())
+NOTHING = UsableKernels(usable={}, refused={}, verdicts=())
 STEP: Any = SimpleNamespace(config=StepConfig(compile_mode="default"))
 
 
@@ -237,7 +237,7 @@ STEP: Any = SimpleNamespace(config=StepConfig(compile_mode="default"))
 def test_a_kernel_of_another_workload_is_found_by_key_and_judged_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str | None
 ) -> None:
-    monkeypatch.setattr(prove_kernels, "KernelTrials", MadeUpTrials)
+    monkeypatch.setattr(judge_kernels, "KernelTrials", MadeUpTrials)
     monkeypatch.setattr(machines, "KernelJudge", MadeUpJudge())
     monkeypatch.setattr(MadeUpTrials, "answers", {problem().hash: status} if status else {})
     regions = [
@@ -320,7 +320,7 @@ def test_the_authors_write_in_the_language_of_the_device(
         asked.append(request)
         return SimpleNamespace(interrupted=False, rows=())
 
-    monkeypatch.setattr(prove_kernels, "write_all", write)
+    monkeypatch.setattr(judge_kernels, "write_all", write)
     found = trials(
         tmp_path, [WorkloadRegion(key=OTHER, problem=problem(OTHER), gain_s=0.1, likely_s=0.1)]
     )
@@ -337,17 +337,17 @@ def test_the_authors_write_in_the_language_of_the_device(
     assert (request.language, request.device, request.target) == (language, place, None)
 
 
-def writes(status: str) -> Callable[..., ProvenKernels]:
+def writes(status: str) -> Callable[..., UsableKernels]:
     """Stand in for the authors: they have an answer for one region."""
 
     def write(
-        self: RegionTrials, kernels: ProvenKernels, best: Any, step_time_s: float
-    ) -> ProvenKernels:
+        self: RegionTrials, kernels: UsableKernels, best: Any, step_time_s: float
+    ) -> UsableKernels:
         region = WorkloadRegion(key=KEY, problem=problem(), gain_s=0.05, likely_s=0.05)
         proven = {NAME: (kernel(),)} if status == "proven" else {}
         refused = {} if proven else {problem().name: f"{status}, made up"}
-        return ProvenKernels(
-            proven={"fp32": {**kernels.of("fp32"), **proven}},
+        return UsableKernels(
+            usable={"fp32": {**kernels.of("fp32"), **proven}},
             refused={"fp32": {**kernels.why_not("fp32"), **refused}},
             verdicts=kernels.verdicts,
             regions={"fp32": (region.lever,)},

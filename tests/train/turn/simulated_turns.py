@@ -28,9 +28,9 @@ from ratchet.judge.steps.numerics import GradientCheck
 from ratchet.train.recipe import Candidate, wanted_libraries, with_config
 from ratchet.train.recipe.installed import InstalledKernel
 from ratchet.train.turn import arms, compose, headroom, loop, schedule, screen, search
+from ratchet.train.turn.judge_kernels import NO_TIME, UsableKernels
 from ratchet.train.turn.loop import Outcome
 from ratchet.train.turn.optimize_result import IdentityResult, OpTime, StepProfile
-from ratchet.train.turn.prove_kernels import NO_TIME, ProvenKernels
 from ratchet.train.turn.schedule import SHRUNK_STEP_S
 from ratchet.train.turn.settings import Settings
 from ratchet.train.turn.state import Listener
@@ -324,7 +324,7 @@ def _kernels(
     step: Candidate,
     written: Candidate,
     wanted: Any,
-) -> ProvenKernels:
+) -> UsableKernels:
     """Each verdict takes its time, and none is begun without it."""
     refused: dict[str, str] = {}
     proven = {}
@@ -341,7 +341,7 @@ def _kernels(
         else:
             refused[name] = "wrong"
     precision = step.config.precision
-    return ProvenKernels(proven={precision: proven}, refused={precision: refused}, verdicts=())
+    return UsableKernels(usable={precision: proven}, refused={precision: refused}, verdicts=())
 
 
 @contextmanager
@@ -371,7 +371,7 @@ def patched(world: World) -> Iterator[pytest.MonkeyPatch]:
             "explain",
             lambda path, steps, device, ceilings, system_s: _profile(world, path),
         )
-        patch.setattr(search, "prove_kernels", partial(_kernels, world))
+        patch.setattr(search, "judge_kernels", partial(_kernels, world))
         patch.setattr(search.RegionTrials, "_may_install", lambda self: False)
         patch.setattr(screen, "judge_gradients", lambda **kind: right)
         yield patch

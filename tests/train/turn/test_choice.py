@@ -14,9 +14,9 @@ from ratchet.base.measure import Sample
 from ratchet.base.measure.sitting import Sitting, TimedTogether
 from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn.choice import Found, choose, roles
+from ratchet.train.turn.judge_kernels import UsableKernels
 from ratchet.train.turn.optimize_result import Change, LossResult
 from ratchet.train.turn.prove import TWIN, Prover
-from ratchet.train.turn.prove_kernels import ProvenKernels
 from ratchet.train.turn.rivals import Baseline
 from ratchet.train.turn.screen import Losses, arithmetic_of
 from ratchet.train.turn.selection import Selected
@@ -30,7 +30,7 @@ BEST = with_config(StepConfig(compile_mode="default", precision="bf16_master"), 
 BEST_FP32 = with_config(
     StepConfig(compile_mode="default", allocator="mallopt", huge_pages=True), {}
 )
-KERNELS = ProvenKernels(proven={}, refused={}, verdicts=())
+KERNELS = UsableKernels(usable={}, refused={}, verdicts=())
 
 
 def change(name: str, basis: Any, *, changes_arithmetic: bool = False) -> Change:

@@ -296,7 +296,7 @@ class HipRuntime:
         self._library.ratchet_hip_begin()
         try:
             yield
-        except Exception:
+        except Exception:  # whatever the host code raises
             self._raise_error()  # it is the reason, and what the host code raised follows from it
             raise
         self._raise_error()

@@ -12,6 +12,7 @@ from ratchet.base.measure import Ratio
 from ratchet.base.measure.rounds import FEWEST_ROUNDS
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES
 from ratchet.train.recipe import Candidate
+from ratchet.train.turn.judge_kernels import UsableKernels
 from ratchet.train.turn.optimize_result import (
     Basis,
     Change,
@@ -20,7 +21,6 @@ from ratchet.train.turn.optimize_result import (
     Shortfall,
 )
 from ratchet.train.turn.prove import NEW, RIVAL, Proof, Prover
-from ratchet.train.turn.prove_kernels import ProvenKernels
 from ratchet.train.turn.rivals import Baseline
 from ratchet.train.turn.schedule import CLOSING, LEAST_VERDICT_S, PLANNED_LAUNCHES, TurnSchedule
 from ratchet.train.turn.screen import Losses, keeps_arithmetic, new_screening_s
@@ -37,7 +37,7 @@ class Found:
     earlier: tuple[Selected, ...] = ()  # Where it stood when an earlier result of it was proven
     same: Selected | None = None
     """The selection in the arithmetic of the step as written, if there was one."""
-    kernels: ProvenKernels
+    kernels: UsableKernels
     losses: Losses
     larger_batch: LargerBatch | None = None
     shortfall: Shortfall | None = None
@@ -239,7 +239,7 @@ def after_a_rival(
     best: Candidate,
     prover: Prover,
     losses: Losses,
-    kernels: ProvenKernels,
+    kernels: UsableKernels,
 ) -> Shortfall | None:
     """Return what is missing behind the first rival; None if every stage ran."""
     needed: dict[str, float] = {}

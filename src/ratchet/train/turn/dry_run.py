@@ -29,9 +29,9 @@ from ratchet.train.levers import PREFIX, Lever, Situation
 from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn.arm import SHAPES_FACTORY as FACTORY
+from ratchet.train.turn.judge_kernels import CANDIDATES, NO_SITE, NO_TIME, RegionTrials, sites_of
 from ratchet.train.turn.loop import describe, opened, situation_of
 from ratchet.train.turn.optimize_result import Change
-from ratchet.train.turn.prove_kernels import CANDIDATES, NO_SITE, NO_TIME, RegionTrials, sites_of
 from ratchet.train.turn.schedule import NO_ROOM
 from ratchet.train.turn.search import chosen_levers
 from ratchet.train.turn.selection import applicable

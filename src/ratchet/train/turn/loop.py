@@ -29,9 +29,9 @@ from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import choose
 from ratchet.train.turn.compose import compose, make_folder, make_recipe, versions
 from ratchet.train.turn.headroom import StepProfiles
+from ratchet.train.turn.judge_kernels import never_called
 from ratchet.train.turn.optimize_result import OptimizeResult
 from ratchet.train.turn.prove import NEW
-from ratchet.train.turn.prove_kernels import never_called
 from ratchet.train.turn.schedule import TurnSchedule
 from ratchet.train.turn.search import Search
 from ratchet.train.turn.settings import Settings, check_settings

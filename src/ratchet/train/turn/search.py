@@ -19,9 +19,9 @@ from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn import schedule
 from ratchet.train.turn.choice import Found, after_a_rival, beats_written, before_a_rival, roles
 from ratchet.train.turn.headroom import LargerBatches, StepProfiles, Worth
+from ratchet.train.turn.judge_kernels import RegionTrials, UsableKernels, judge_kernels
 from ratchet.train.turn.optimize_result import IdentityResult, LargerBatch, Shortfall
 from ratchet.train.turn.prove import NEW, RIVAL, Prover
-from ratchet.train.turn.prove_kernels import ProvenKernels, RegionTrials, prove_kernels
 from ratchet.train.turn.rivals import RivalModes
 from ratchet.train.turn.schedule import Step
 from ratchet.train.turn.screen import Losses, keeps_arithmetic, new_screening_s
@@ -40,8 +40,8 @@ class Search:
     profiles: StepProfiles
     written: Candidate
     facts: StepFacts
-    kernels: ProvenKernels = field(
-        default_factory=lambda: ProvenKernels(proven={}, refused={}, verdicts=())
+    kernels: UsableKernels = field(
+        default_factory=lambda: UsableKernels(usable={}, refused={}, verdicts=())
     )
     _selection: Selection | None = None
     _same: Selected | None = None
@@ -184,7 +184,7 @@ class Search:
         if precision == "bf16_master":  # pays only with the update that rounds in the same pass
             ranked.sort(key=lambda lever: lever.field != "optimizer")
         names = [one.name.removeprefix(PREFIX) for one in ranked]
-        found = prove_kernels(self.turn, step, self.written, names)
+        found = judge_kernels(self.turn, step, self.written, names)
         self.kernels = self.kernels.joined(self.trials.recall(found, [step]))
 
     def _try_bundle(self, *, weights: bool = True) -> None:

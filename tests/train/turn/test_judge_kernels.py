@@ -17,8 +17,8 @@ from ratchet.judge.problems.suites import find_problem
 from ratchet.judge.terms import Terms
 from ratchet.judge.verdict import Verdict
 from ratchet.train.recipe.installed import InstalledKernel
-from ratchet.train.turn import prove_kernels
-from ratchet.train.turn.prove_kernels import KernelTrials
+from ratchet.train.turn import judge_kernels
+from ratchet.train.turn.judge_kernels import KernelTrials
 from ratchet.train.turn.schedule import Costs, TurnSchedule
 
 ENTRIES = ("made_forward", "made_backward", "made_with_residual")
@@ -77,9 +77,9 @@ def judged(
 ) -> tuple[MadeUpTrials, Table]:
     table = Table(answers)
     table.disproven = disproven
-    monkeypatch.setattr(prove_kernels, "Court", lambda ledger: table)
+    monkeypatch.setattr(judge_kernels, "Court", lambda ledger: table)
     library = SimpleNamespace(kernels=lambda target: KERNELS, alternatives=alternatives)
-    monkeypatch.setattr(prove_kernels, "LIBRARY", {"made": library})
+    monkeypatch.setattr(judge_kernels, "LIBRARY", {"made": library})
     turn = SimpleNamespace(
         device=SimpleNamespace(target="x86", index=0),
         arms=SimpleNamespace(are_busy=False),
@@ -105,14 +105,14 @@ def test_what_is_right_at_every_call_site_is_installed(monkeypatch: pytest.Monke
     called = ("made_forward", "made_backward")
     answers = {"made_forward": ["correct"], "made_backward": ["correct"], "made_with_residual": []}
     trials, table = judged(monkeypatch, called, **answers)
-    assert [one.entry for one in trials.proven["fp32"]["made"]] == list(called)
+    assert [one.entry for one in trials.usable["fp32"]["made"]] == list(called)
     assert table.ahead == ["made_backward"], "the next compiler starts beside a verdict"
 
 
 def test_an_entry_that_is_not_right_keeps_all_of_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"made_forward": ["correct"], "made_backward": ["wrong"]}
     trials, table = judged(monkeypatch, tuple(answers), **answers, made_with_residual=[])
-    assert trials.proven["fp32"] == {}
+    assert trials.usable["fp32"] == {}
     assert trials.refused["fp32"]["made"].startswith("made_backward: wrong")
     assert table.asked == ["made_forward", "made_backward"]
 
@@ -146,7 +146,7 @@ def test_of_alternatives_the_first_that_is_right_is_enough(
     called = ("made_forward", "made_backward")
     answers = {"made_forward": [first], "made_backward": [second], "made_with_residual": []}
     trials, _ = judged(monkeypatch, called, alternatives=called, **answers)
-    found = [one.entry for one in trials.proven["fp32"].get("made", ())]
+    found = [one.entry for one in trials.usable["fp32"].get("made", ())]
     assert found == ([installed] if installed else [])
     assert ("made" in trials.refused["fp32"]) == (installed is None)
 

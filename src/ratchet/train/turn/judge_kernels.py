@@ -48,11 +48,11 @@ NO_SITE = "the step has no call site for it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProvenKernels:
+class UsableKernels:
     """The kernels that may be installed in each precision, and the verdict on every kernel."""
 
-    proven: dict[str, dict[str, tuple[AnyKernel, ...]]]
-    """Precision of the step -> library kernel, or region -> its proven entries."""
+    usable: dict[str, dict[str, tuple[AnyKernel, ...]]]
+    """Precision -> library kernel -> its right entries, or region -> its proven ones."""
     refused: dict[str, dict[str, str]]
     """Precision of the step -> library kernel -> the reason why it may not be installed."""
     verdicts: tuple[KernelVerdict, ...]
@@ -62,17 +62,17 @@ class ProvenKernels:
     """Upper bound of the seconds of a step that a region's lever can win, by name."""
 
     def of(self, precision: str) -> dict[str, tuple[AnyKernel, ...]]:
-        return self.proven.get(precision, {})
+        return self.usable.get(precision, {})
 
     def left_out(self, precision: str) -> list[str]:
         """Return the library kernels that the budget had no room to judge."""
         return [name for name, why in self.refused.get(precision, {}).items() if why == NO_TIME]
 
-    def joined(self, more: ProvenKernels) -> ProvenKernels:
+    def joined(self, more: UsableKernels) -> UsableKernels:
         """Return both; for a precision that both know, `more` is what counts."""
         said = {(one.kernel, one.problem): one for one in (*self.verdicts, *more.verdicts)}
-        return ProvenKernels(
-            proven={**self.proven, **more.proven},
+        return UsableKernels(
+            usable={**self.usable, **more.usable},
             refused={**self.refused, **more.refused},
             verdicts=tuple(said.values()),
             regions={**self.regions, **more.regions},
@@ -83,12 +83,12 @@ class ProvenKernels:
         return self.refused.get(precision, dict.fromkeys(LIBRARY, "not judged in this precision"))
 
 
-def prove_kernels(
+def judge_kernels(
     turn: Turn,
     step: Candidate,
     written: Candidate,
     wanted: Sequence[str],
-) -> ProvenKernels:
+) -> UsableKernels:
     """Judge whether the wanted library kernels are right on the call sites of a step.
 
     How fast they are is decided in the step. They are judged in the order of `wanted`, until the
@@ -97,14 +97,14 @@ def prove_kernels(
     precision = step.config.precision
     if turn.without_kernels:
         reasons = dict.fromkeys(LIBRARY, turn.without_kernels)
-        return ProvenKernels(proven={}, refused={precision: reasons}, verdicts=())
+        return UsableKernels(usable={}, refused={precision: reasons}, verdicts=())
     trials = KernelTrials(turn=turn, wanted=tuple(wanted))
     try:
         trials.judge_wanted(precision, _problems(turn, step, written))
     except OutOfTime:
         trials.refused[precision] = dict.fromkeys(trials.wanted, NO_TIME)
     said = tuple(trials.verdicts)
-    return ProvenKernels(proven=trials.proven, refused=trials.refused, verdicts=said)
+    return UsableKernels(usable=trials.usable, refused=trials.refused, verdicts=said)
 
 
 def sites_of(turn: Turn, candidate: Candidate, written: Candidate) -> list[CapturedSite]:
@@ -145,7 +145,7 @@ class KernelTrials:
 
     turn: Turn
     wanted: tuple[str, ...]
-    proven: dict[str, dict[str, tuple[AnyKernel, ...]]] = field(default_factory=dict)
+    usable: dict[str, dict[str, tuple[AnyKernel, ...]]] = field(default_factory=dict)
     refused: dict[str, dict[str, str]] = field(default_factory=dict)
     verdicts: list[KernelVerdict] = field(default_factory=list)
     _then: dict[str, Kernel] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class KernelTrials:
 
     def judge_wanted(self, precision: str, problems: dict[str, list[Problem]]) -> None:
         """Judge all wanted library kernels in one precision."""
-        proven = self.proven.setdefault(precision, {})
+        usable = self.usable.setdefault(precision, {})
         refused = self.refused.setdefault(precision, {})
         target = self.turn.device.target
         order = [
@@ -174,7 +174,7 @@ class KernelTrials:
                 if isinstance(found, str):
                     refused[name] = found
                 else:
-                    proven[name] = tuple(self._installed(name, kernel) for kernel in found)
+                    usable[name] = tuple(self._installed(name, kernel) for kernel in found)
 
     def _judge_one(
         self,
@@ -311,7 +311,7 @@ class RegionTrials:
 
     turn: Turn
 
-    def recall(self, kernels: ProvenKernels, steps: Sequence[Candidate]) -> ProvenKernels:
+    def recall(self, kernels: UsableKernels, steps: Sequence[Candidate]) -> UsableKernels:
         """Add what the ledger has for the regions of these steps, judged where it was not."""
         if not self._may_install() or not any(map(OF_A_REGION.search, self._proven_problems())):
             return kernels
@@ -328,7 +328,7 @@ class RegionTrials:
         """Return True if kernels for the regions of this step could be installed."""
         return self._may_install() and best.config.compile_mode is not None
 
-    def write(self, kernels: ProvenKernels, best: Candidate, step_time_s: float) -> ProvenKernels:
+    def write(self, kernels: UsableKernels, best: Candidate, step_time_s: float) -> UsableKernels:
         """Have the authors write for the regions of a step with the most to win, and add those.
 
         What the budget has no room for is left out, with the reason in the result.
@@ -393,11 +393,11 @@ class RegionTrials:
 
     def _added(
         self,
-        kernels: ProvenKernels,
+        kernels: UsableKernels,
         step: Candidate,
         regions: Iterable[WorkloadRegion],
         reasons: Mapping[str, str] | None = None,
-    ) -> ProvenKernels:
+    ) -> UsableKernels:
         """Return `kernels` with those that are proven for the regions.
 
         `reasons` says by key what came of a region without one; others without one are not named.
@@ -424,7 +424,7 @@ class RegionTrials:
                     proven[region_name(region.key)] = (found,)
         return replace(
             kernels,
-            proven={**kernels.proven, precision: proven},
+            usable={**kernels.usable, precision: proven},
             refused={**kernels.refused, precision: refused},
             regions={**kernels.regions, precision: tuple(levers.values())},
             worth=worth,
