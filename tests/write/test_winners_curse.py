@@ -38,6 +38,27 @@ def run_search(
     return run, court
 
 
+@pytest.mark.parametrize(("again_s", "stopped"), [(1e-9, "candidates"), (None, "floor")])
+def test_a_kernel_under_its_floor_has_the_floor_measured_anew(
+    again_s: float | None, stopped: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, asked = MadeUpSpace(), []
+    run = ProblemRun(
+        problem=made_up_problem(size=space.size),
+        request=WritingRequest(budget_s=60.0, candidates=CANDIDATES, seed=0),
+        authors=[SearchAuthor(space, seed=0)],
+        court=MadeUpCourt(space, monkeypatch, seed=0),
+        keep=lambda answer: None,
+        listen=lambda event: None,
+        clock=lambda: 0.0,
+        floor_s=1e3,
+        floor_below=lambda time_s: asked.append(time_s) or again_s,
+    )
+    run.search()
+    assert run.stopped == stopped
+    assert len(asked) == 1 and asked[0] < 1e3
+
+
 def statuses(run: ProblemRun) -> list[str]:
     return [one.verdict.status for one in run.verdicts]
 

@@ -78,7 +78,8 @@ def bench(
 def device(
     name: DeviceName = "auto",
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Measure the ceilings again and ignore cached ones.")
+        bool,
+        typer.Option("--fresh", help="Measure the ceilings again; the best of each rate counts."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -87,5 +88,5 @@ def device(
     from ratchet.base.devices.probe import probe
 
     found = probe(name)
-    report = describe(found, ceilings.measure(found, cache=not fresh, again="due"))
+    report = describe(found, ceilings.measure(found, again="now" if fresh else "due"))
     show(as_json, lambda: report, lambda: device_report(report))

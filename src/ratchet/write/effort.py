@@ -119,10 +119,10 @@ def kept_s(budget_s: float, *, against_compile: bool = False) -> float:
     return min(planned_verdicts(budget_s) * each_s, LARGEST_SHARE * budget_s)
 
 
-# The floor is the roofline of rates that were measured here: operations over the fastest GEMM, and
+# The floor is the roofline of rates that were measured here: operations over the fastest rate, and
 # the bytes of inputs and outputs over the bandwidth of the cache level that they fit in. The
-# judge's own floor (`judge.speed.floor_time_s`) is a quarter of it, since it must never blame a
-# kernel.
+# judge's own floor (`judge.trial.decide.least_time_s`) is a quarter of it: it must blame no kernel
+# that is honest.
 
 NEAR: Final = 1.15
 """A kernel that takes at most this many times the floor leaves nothing worth a search."""
@@ -150,8 +150,7 @@ def _floor_s(problem: Problem, case: Case, ceilings: Ceilings) -> float:
     if not problem.text and problem.model is None:
         put_out, flops = _outputs_and_flops(problem, case)
         moved += put_out
-    memory_s = moved / ceilings.bandwidth_bytes_per_s(moved)
-    return max(memory_s, flops / max(ceilings.gemm_flops_per_s.values()))
+    return ceilings.bound_s(flops, moved)
 
 
 def _outputs_and_flops(problem: Problem, case: Case) -> tuple[int, float]:

@@ -77,6 +77,8 @@ class ProblemRun:
     keep: Keep
     listen: Listener
     floor_s: float | None = None  # Least time of a call by the roofline
+    floor_below: Callable[[float], float | None] = lambda _: None
+    """Returns that time after the ceilings were measured anew, since a call took less."""
     on_gpu: bool = False
     target: str | None = None  # A GPU that is not here, whose machine code is emulated
     before_s: float = 0.0
@@ -176,10 +178,12 @@ class ProblemRun:
             for one in self.progress.answers
             if one.kernel_hash == best and one.time_s is not None
         ]
-        measured = self.floor_s is not None and len(times) > 1
-        if measured and statistics.median_high(times) <= NEAR * (self.floor_s or 0.0):
-            return "floor"
-        return None
+        if self.floor_s is None or len(times) < 2:
+            return None
+        time_s = statistics.median_high(times)
+        if time_s < self.floor_s:
+            self.floor_s = self.floor_below(time_s) or self.floor_s
+        return "floor" if time_s <= NEAR * self.floor_s else None
 
     @property
     def _search_s(self) -> float:

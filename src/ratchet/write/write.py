@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def _run(
     fleet = state.court.fleet
     device = fleet.device(request.device)
     if isinstance(fleet, LocalFleet):  # the ceilings are this machine's
-        state.floor_s = _floor_s(state.problem, device)
+        state.floor_s = _floor_s(state.problem, device, math.inf)
     setting = Setting(run=run_id, problem=state.problem, request=request, book=book, device=device)
     state.roster = make_roster(setting, proven=proven)
 
@@ -118,6 +119,10 @@ def _run(
         terms = Terms(device=request.device, target=target, profiled=TARGETS, compared=True)
         return state.court.known(answer.kernel, state.problem, terms)
 
+    def floor_below(time_s: float) -> float | None:
+        state.floor_s = _floor_s(state.problem, device, time_s)
+        return state.floor_s
+
     def listen(event: RunEvent) -> None:
         if follow is not None:
             follow(event, lambda: result_of(state, running=True))
@@ -130,6 +135,7 @@ def _run(
         keep=keep,
         listen=listen,
         floor_s=state.floor_s,
+        floor_below=floor_below,
         on_gpu=on_gpu,
         target=target,
         before_s=max((one.after_s for one in before), default=0.0),
@@ -153,12 +159,19 @@ def _run(
     return result
 
 
-def _floor_s(problem: Problem, device: Device) -> float | None:
-    """Return the roofline's time on the machine's cores; a GPU's judge has its own floor."""
+def _floor_s(problem: Problem, device: Device, fastest_s: float) -> float | None:
+    """Return the roofline's time on the machine's cores; a GPU's judge has its own floor.
+
+    A call that took `fastest_s` refutes ceilings by which it needs longer.
+    """
     if device.kind != "cpu":
         return None
     try:
-        return floor_s(problem, ceilings.measure(device, again="due"))
+        known = ceilings.measure(device, again="due")
+        return floor_s(
+            problem,
+            ceilings.unrefuted(device, known, lambda one: fastest_s < (floor_s(problem, one) or 0)),
+        )
     except RatchetError:
         return None
 

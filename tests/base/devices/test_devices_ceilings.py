@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -13,8 +15,9 @@ import torch
 
 from ratchet.base.devices import ceilings as room
 from ratchet.base.devices import describe, paper_of, rates
-from ratchet.base.devices.ceilings import Ceilings, measure
-from ratchet.base.devices.probe import Device, level_bytes, probe
+from ratchet.base.devices.ceilings import APART_S, FORMAT, QUIET, Ceilings, measure, unrefuted
+from ratchet.base.devices.cpuinfo import OthersUse
+from ratchet.base.devices.probe import Device, compiler, level_bytes, probe
 
 CPU = probe("cpu")
 
@@ -25,6 +28,21 @@ KNOWN = Ceilings(
     triad_bytes_per_s={"l2": 1e11, "l3": 1.7e11, "dram": 6e10},
     level_bytes={"l2": 2**21, "l3": 2**25},
 )
+
+
+BUSY = msgspec.structs.replace(
+    KNOWN,
+    gemm_flops_per_s={"fp32": 7e10, "bf16": 1.4e11},
+    copy_bytes_per_s={"dram": 3.4e9},
+    triad_bytes_per_s={"dram": 3.4e9},
+    busy=0.7,
+)
+"""The same machine, measured beside other work."""
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_measured_here", {})
 
 
 @pytest.fixture
@@ -49,6 +67,11 @@ def test_measured_for_real(tmp_path: Path) -> None:
     # Only absurd numbers: a busy machine may be slow, and no test depends on speed.
     assert all(1e6 < rate < 1e16 for rate in found.gemm_flops_per_s.values())
     assert all(1e6 < rate < 1e14 for rate in found.copy_bytes_per_s.values())
+    assert set(found.loop_flops_per_s) <= {"fp32", "bf16"}
+    assert ("fp32" in found.loop_flops_per_s) == (compiler() is not None)
+    assert found.flops_per_s["fp32"] == max(
+        found.gemm_flops_per_s["fp32"], found.loop_flops_per_s.get("fp32", 0.0)
+    )
     assert measure(CPU, folder=tmp_path) == found
 
 
@@ -58,10 +81,13 @@ def test_the_second_time_is_read_back(tmp_path: Path, counted: list[Device]) -> 
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
-def test_asking_anew_replaces_what_was_kept(tmp_path: Path, counted: list[Device]) -> None:
-    measure(CPU, folder=tmp_path)
-    measure(CPU, cache=False, folder=tmp_path)
-    assert len(counted) == 2
+def test_asking_anew_keeps_the_best_of_each_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for found in (KNOWN, BUSY):
+        monkeypatch.setattr(room, "_measured", lambda device, found=found: found)
+        measure(CPU, again="now", folder=tmp_path)
+    assert measure(CPU, folder=tmp_path).flops_per_s == KNOWN.flops_per_s
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -76,7 +102,7 @@ def test_a_bad_minute_is_made_up_for_later(tmp_path: Path, monkeypatch: pytest.M
         """Measure in another process, long after the last one."""
         for path in tmp_path.iterdir():
             os.utime(path, (0, 0))
-        monkeypatch.setattr(room, "_measured_here", set())
+        monkeypatch.setattr(room, "_measured_here", {})
         return measure(CPU, again=again, folder=tmp_path)
 
     assert later() == slow
@@ -89,15 +115,166 @@ def test_a_bad_minute_is_made_up_for_later(tmp_path: Path, monkeypatch: pytest.M
     assert later("now").times == 4
 
 
-def test_the_thread_count_is_part_of_the_key(tmp_path: Path, counted: list[Device]) -> None:
-    measure(CPU, folder=tmp_path)
+@pytest.fixture
+def more_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("more_threads")
+def test_each_thread_count_is_measured_and_more_threads_are_never_slower(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_measured", lambda device: KNOWN)
+    measure(CPU, folder=tmp_path)
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    slower = msgspec.structs.replace(BUSY, triad_bytes_per_s={"dram": 9e10})
+    monkeypatch.setattr(room, "_measured", lambda device: slower)
+    for _ in range(2):
+        found = measure(CPU, folder=tmp_path)
+        assert found.flops_per_s == KNOWN.flops_per_s
+        assert found.bandwidth_bytes_per_s() == 9e10
+        assert found.provisional
+    torch.set_num_threads(torch.get_num_threads() - 1)
+    assert measure(CPU, folder=tmp_path) == KNOWN
+
+
+def test_a_measurement_on_busy_cores_is_provisional_until_one_was_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_measured", lambda device: BUSY)
+
+    def later() -> Ceilings:
+        for path in tmp_path.iterdir():
+            os.utime(path, (0, 0))
+        monkeypatch.setattr(room, "_measured_here", {})
+        return measure(CPU, again="due", folder=tmp_path)
+
+    assert [later().times for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert "70%" in later().provisional
+    monkeypatch.setattr(
+        room, "_measured", lambda device: msgspec.structs.replace(KNOWN, busy=QUIET)
+    )
+    assert not later().provisional
+    assert later().times == 7  # one was quiet, so no more is due
+
+
+def fastest(seconds: float) -> object:
+    """Return the rule by which a call of 2e9 operations in so many seconds refutes ceilings."""
+    return lambda ceilings: seconds < ceilings.bound_s(2e9, 0.0)
+
+
+def test_a_faster_measurement_refutes_a_ceiling_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [BUSY, KNOWN]
+    monkeypatch.setattr(room, "_measured", lambda device: found.pop(0))
+    kept = measure(CPU, folder=tmp_path)
+    assert unrefuted(CPU, kept, fastest(0.1), folder=tmp_path) == kept and len(found) == 1
+    better = unrefuted(CPU, kept, fastest(0.01), folder=tmp_path)
+    assert better.flops_per_s == KNOWN.flops_per_s and not found
+    # A reader that still holds the old rates gets those of the file.
+    assert unrefuted(CPU, kept, fastest(0.01), folder=tmp_path) == better
+
+
+def test_what_no_measurement_reaches_is_measured_once_in_a_quiet_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, calls = msgspec.structs.replace(KNOWN, busy=0.0), 0
+
+    def measured(device: Device) -> Ceilings:
+        nonlocal calls
+        calls += 1
+        return BUSY if calls == 1 else quiet
+
+    now = 1e6
+    monkeypatch.setattr(room, "_measured", measured)
+    monkeypatch.setattr(room.time, "monotonic", lambda: now)
+    kept = measure(CPU, folder=tmp_path)
+    for _ in range(3):
+        kept = unrefuted(CPU, kept, fastest(1e-9), folder=tmp_path)
+    assert calls == 2
+    now += APART_S + 1
+    unrefuted(CPU, kept, fastest(1e-9), folder=tmp_path)
+    assert calls == 3
+
+
+def test_on_busy_cores_one_thread_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("gemm", "multiply_add"):
+        monkeypatch.setattr(rates, name, lambda device: {"fp32": 1e11})
+    for name in ("copy", "triad"):
+        monkeypatch.setattr(rates, name, lambda device: {"dram": 1e10 / torch.get_num_threads()})
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     try:
-        measure(CPU, folder=tmp_path)
+        for share, rate in ((0.5, 1e10), (0.0, 5e9), (None, 5e9)):
+            monkeypatch.setattr(OthersUse, "share", lambda self, share=share: share)
+            found = room._measured(CPU)
+            assert found.bandwidth_bytes_per_s() == rate and found.busy == share
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-    assert len(counted) == 2
+
+
+def test_the_use_of_others_is_what_this_process_did_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stat, now = tmp_path / "stat", [100.0, 4.0]
+    tick = os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("os.times", lambda: os.times_result((now[1], 0.0, 0.0, 0.0, 0.0)))
+
+    def at(seconds: float, own: float, *work: float) -> None:
+        now[:] = [100.0 + seconds, 4.0 + own]
+        rows = [f"cpu{cpu} {round(tick * used)} 0 0 9 9 0 0 0 7 7" for cpu, used in enumerate(work)]
+        stat.write_text("\n".join(["cpu 1 2 3 4 5 6 7 8", *rows, "intr 5"]))
+
+    at(0.0, 0.0, 10.0, 20.0, 30.0)
+    use = OthersUse(frozenset({0, 1}), stat)
+    assert use.share() is None  # no time has passed
+    at(10.0, 12.0, 20.0, 30.0, 99.0)
+    assert use.share() == pytest.approx(0.4)
+    at(10.0, 25.0, 20.0, 30.0, 99.0)
+    assert use.share() == 0.0
+    stat.write_text("cpu 1 2 3\n")
+    assert use.share() is None
+    assert OthersUse(frozenset({0}), tmp_path / "missing").share() is None
+    assert 0.0 <= (OthersUse().share() or 0.0) <= 1.0
+
+
+def test_the_loop_says_a_rate_for_each_type() -> None:
+    text = "fp32 2.4e11\nbf16 4.8e11\nbf16 3e12\n"
+    assert rates.read_rates(text) == {"fp32": 2.4e11, "bf16": 3e12}
+    assert rates.read_rates("") == {}
+
+
+@pytest.mark.skipif(compiler() is None, reason="there is no C++ compiler")
+def test_the_loop_runs_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "LOOP_BUDGET_S", 0.0)
+    found = rates.multiply_add(CPU)
+    assert found["fp32"] > 1e8
+    assert ("bf16" in found) == bool({"avx512_bf16", "amx_bf16", "bf16"} & {*CPU.isa})
+
+
+def test_without_a_compiler_there_is_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rates, "compiler", lambda: None)
+    assert rates.multiply_add(CPU) == {}
+    failing = tmp_path / "g++"
+    failing.write_text("#!/bin/sh\necho no such flag >&2; exit 1\n")
+    failing.chmod(0o755)
+    monkeypatch.setattr(rates, "compiler", lambda: str(failing))
+    assert rates.multiply_add(CPU) == {}
+
+
+def test_a_bound_falls_as_the_rates_rise_and_grows_with_the_work() -> None:
+    work = [KNOWN.bound_s(flops, size) for flops, size in ((1e9, 1e6), (2e9, 1e6), (2e9, 1e9))]
+    assert work == sorted(work) and KNOWN.bound_s(4e11, 0.0) == 1.0
+    assert KNOWN.bound_s(0.0, 6e10) == 1.0
+    assert BUSY.bound_s(2e9, 1e9) > KNOWN.bound_s(2e9, 1e9)
+    assert math.isfinite(KNOWN.bound_s(0.0, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -131,10 +308,10 @@ def test_a_file_of_another_device_or_format_does_not_count(
 ) -> None:
     measure(CPU, folder=tmp_path)
     (path,) = tmp_path.iterdir()
-    for changes in ({"device": "0" * 16}, {"format": 99}):
+    for changes in ({"device": "0" * 16}, {"format": 99}, {"format": FORMAT - 1, "times": 3}):
         path.write_bytes(msgspec.json.encode(msgspec.structs.replace(KNOWN, **changes)))
         assert measure(CPU, folder=tmp_path) == KNOWN
-    assert len(counted) == 3
+    assert len(counted) == 4
 
 
 def test_a_folder_that_cannot_be_made_is_only_logged(
@@ -201,6 +378,13 @@ def test_a_device_without_a_catalogue_entry_is_noted() -> None:
     assert report.paper is None
     assert "not in the catalogue" in report.notes[0]
     assert report.ridge_flops_per_byte["bf16"] == pytest.approx(4e11 / 6e10)
+
+
+def test_a_report_says_that_its_rates_are_provisional() -> None:
+    report = describe(CPU, BUSY)
+    assert report.provisional and report.busy == 0.7
+    assert any("other work took 70%" in one and "provisional" in one for one in report.notes)
+    assert not describe(CPU, KNOWN).provisional
 
 
 def test_a_known_device_brings_its_paper_and_sources() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +15,7 @@ from ratchet.base.devices.probe import probe
 from ratchet.trace.advice import FINDINGS
 from ratchet.train.levers import all_levers
 from ratchet.train.recipe.facts import record_steps
+from ratchet.train.turn import compose
 from ratchet.train.turn.explain import categorise, explain
 from ratchet.train.turn.optimize_result import StepProfile
 
@@ -83,3 +86,27 @@ def test_findings_name_levers_that_exist() -> None:
         if word.strip("\"' ")
     }
     assert named and named <= set(all_levers())
+
+
+@pytest.mark.parametrize("truth", [4e11, 1e11])
+def test_a_step_above_its_ceiling_has_the_ceilings_measured_anew(
+    truth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step as written is above in its own dtype; the recipe's is not."""
+    known = msgspec.structs.replace(CEILINGS, gemm_flops_per_s={"fp32": 1e11, "bf16": 4e11})
+    anew = msgspec.structs.replace(known, gemm_flops_per_s={"fp32": truth, "bf16": 4e11})
+    monkeypatch.setattr(
+        compose.ceilings,
+        "measure",
+        lambda device, *, again="", folder=None: anew if again else known,
+    )
+    turn: Any = SimpleNamespace(
+        ceilings=known,
+        device=probe("cpu"),
+        warnings=[],
+        schedule=SimpleNamespace(may_start=lambda *_: True),
+    )
+    assert compose.ceilings_above(turn, [(9e10, "fp32"), (3e11, "bf16")]) is known
+    found = compose.ceilings_above(turn, [(2e11, "fp32"), (3e11, "bf16")])
+    assert found is turn.ceilings is anew
+    assert len(turn.warnings) == (truth < 2e11)

@@ -175,9 +175,12 @@ def test_the_device_table() -> None:
         target="avx512_bf16",
         fingerprint=fingerprint(here),
         gemm_flops_per_s={"fp32": 1.8e12, "bf16": 9.1e10},
+        loop_flops_per_s={"fp32": 2.4e12},
         copy_bytes_per_s={"dram": 3.1e10},
         triad_bytes_per_s={"dram": 3.3e10},
         ridge_flops_per_byte={},
+        busy=0.0,
+        provisional=False,
         paper=Paper(
             name="EPYC", peak_flops_per_s={"x": 1e12}, memory_bytes_per_s=4.6e11, sources={}
         ),
@@ -188,6 +191,7 @@ def test_the_device_table() -> None:
     assert "AMD EPYC 9554 64-Core Processor" in said
     assert "matrix product, fp32 1.8 TFLOP/s" in said
     assert "matrix product, bf16 91 GFLOP/s" in said
+    assert "multiply-adds in registers, fp32 2.4 TFLOP/s" in said
     assert "copy, dram 31.0 GB/s" in said
     assert "memory 460.0 GB/s" in said
     assert "note: made up" in said

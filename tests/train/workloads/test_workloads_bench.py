@@ -104,7 +104,7 @@ def test_checkpointing_saves_memory_in_the_estimate() -> None:
 
 
 def test_bench_reports_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "gemm_rate", lambda workload, config: 1e12)
+    monkeypatch.setattr(bench_module, "gemm_rate", lambda *_: 1e12)
     result = bench(load("llama-tiny"), StepConfig(), steps=3)
     assert result.low_s <= result.step_time_s <= result.high_s
     assert result.tokens_per_s == pytest.approx(512 / result.step_time_s)
@@ -114,7 +114,7 @@ def test_bench_reports_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unmeasured_rate_gives_no_mfu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_module, "gemm_rate", lambda workload, config: 0.0)
+    monkeypatch.setattr(bench_module, "gemm_rate", lambda *_: 0.0)
     assert bench(load("llama-tiny"), StepConfig(), steps=3).mfu == 0.0
 
 
@@ -129,7 +129,7 @@ def test_peak_memory_never_falls() -> None:
 def test_without_tokens_samples_are_counted(
     monkeypatch: pytest.MonkeyPatch, unit: Any, expected: str
 ) -> None:
-    monkeypatch.setattr(bench_module, "gemm_rate", lambda workload, config: 0.0)
+    monkeypatch.setattr(bench_module, "gemm_rate", lambda *_: 0.0)
     workload = replace(linear(), tokens_per_batch=None, unit=unit)
     check(workload)
     result = bench(workload, StepConfig(), steps=3)

@@ -34,10 +34,14 @@ class DeviceReport:
     target: str
     fingerprint: Origin
     gemm_flops_per_s: Mapping[str, float]
+    loop_flops_per_s: Mapping[str, float]
     copy_bytes_per_s: Mapping[str, float]
     triad_bytes_per_s: Mapping[str, float]
     ridge_flops_per_byte: Mapping[str, float]
     """By dtype: the intensity above which compute binds, at DRAM bandwidth."""
+    busy: float | None
+    """Share of the device's time that others took while it was measured; None if unknown."""
+    provisional: bool  # True until the device was once quiet
     paper: Paper | None  # None if the catalogue lacks the device
     notes: tuple[str, ...]
 
@@ -48,20 +52,27 @@ def describe(device: Device, ceilings: Ceilings) -> DeviceReport:
     If the catalogue lacks the device, the report says so and guesses nothing.
     """
     paper = paper_of(device)
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if paper is None:
-        notes = (f"{device.model!r} is not in the catalogue: only measured rates are known",)
+        notes.append(f"{device.model!r} is not in the catalogue: only measured rates are known")
+    if ceilings.provisional:
+        notes.append(
+            f"{ceilings.provisional}: the rates are provisional; run it again on a quiet machine"
+        )
     dram = ceilings.bandwidth_bytes_per_s()
     return DeviceReport(
         device=device,
         target=device.target,
         fingerprint=fingerprint(device),
         gemm_flops_per_s=dict(ceilings.gemm_flops_per_s),
+        loop_flops_per_s=dict(ceilings.loop_flops_per_s),
         copy_bytes_per_s=dict(ceilings.copy_bytes_per_s),
         triad_bytes_per_s=dict(ceilings.triad_bytes_per_s),
-        ridge_flops_per_byte={k: v / dram for k, v in ceilings.gemm_flops_per_s.items()},
+        ridge_flops_per_byte={k: v / dram for k, v in ceilings.flops_per_s.items()},
+        busy=ceilings.busy,
+        provisional=bool(ceilings.provisional),
         paper=paper,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -98,6 +109,10 @@ def device_report(report: DeviceReport) -> m.ResultReport:
     rates = [
         (f"matrix product, {kind}", show_flops(rate))
         for kind, rate in report.gemm_flops_per_s.items()
+    ]
+    rates += [
+        (f"multiply-adds in registers, {kind}", show_flops(rate))
+        for kind, rate in report.loop_flops_per_s.items()
     ]
     for test, of in (("copy", report.copy_bytes_per_s), ("triad", report.triad_bytes_per_s)):
         rates += [(f"{test}, {level}", show_bandwidth(rate)) for level, rate in of.items()]

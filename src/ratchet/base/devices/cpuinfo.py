@@ -10,11 +10,13 @@ import ctypes
 import functools
 import os
 import platform
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")
 CPUS = Path("/sys/devices/system/cpu")
+STAT = Path("/proc/stat")
 
 KNOWN_FLAGS = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx_vnni"),
@@ -121,6 +123,43 @@ def data_caches(cpus: tuple[int, ...], root: Path = CPUS) -> tuple[Cache, ...]:
         Cache(name=name, size_bytes=sizes[name], instances=len(shared[name]))
         for name in sorted(sizes)
     )
+
+
+class OthersUse:
+    """The use of some CPUs by other processes, from the moment that this is made."""
+
+    def __init__(self, cpus: frozenset[int] | None = None, stat: Path = STAT) -> None:
+        self._cpus, self._stat = usable_cpus() if cpus is None else cpus, stat
+        self._before = self._seen()
+
+    def share(self) -> float | None:
+        """Return the share of the CPUs' time, from 0 to 1, that others took; None if unknown.
+
+        A hypervisor's other guests count; this process's own children count once they have ended.
+        """
+        after = self._seen()
+        if after is None or self._before is None:
+            return None
+        (began_s, all_s, own_s), (now_s, all_after_s, own_after_s) = self._before, after
+        there_s = (now_s - began_s) * len(self._cpus)
+        others_s = all_after_s - all_s - (own_after_s - own_s)
+        return min(1.0, max(0.0, others_s / there_s)) if there_s > 0 else None
+
+    def _seen(self) -> tuple[float, float, float] | None:
+        """Return the time now, and the seconds of work of these CPUs and of this process."""
+        ticks = 0
+        lines = {
+            head: rest for head, *rest in map(str.split, _text(self._stat).splitlines()) if rest
+        }
+        for cpu in self._cpus:
+            # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
+            found = lines.get(f"cpu{cpu}", [])[:8]
+            if len(found) < 8 or not all(one.isdigit() for one in found):
+                return None
+            ticks += sum(int(one) for at, one in enumerate(found) if at not in (3, 4))
+        own = os.times()
+        own_s = own.user + own.system + own.children_user + own.children_system
+        return time.monotonic(), ticks / os.sysconf("SC_CLK_TCK"), own_s
 
 
 def _size_bytes(text: str) -> int:

@@ -75,21 +75,25 @@ def software() -> Software:
     )
 
 
+def compiler() -> str | None:
+    """Return the path of the C++ compiler: RATCHET_CXX, CXX or the first of COMPILERS."""
+    names = (os.environ.get("RATCHET_CXX"), os.environ.get("CXX"), *COMPILERS)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
 @functools.cache
 def compiler_version() -> str:
     """Return the first line of the C++ compiler's --version; empty without a compiler."""
-    for name in (os.environ.get("RATCHET_CXX"), os.environ.get("CXX"), *COMPILERS):
-        path = shutil.which(name) if name else None
-        if path is None:
-            continue
-        try:
-            done = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, timeout=20, check=True
-            )
-        except (OSError, subprocess.SubprocessError):
-            break
-        return done.stdout.partition("\n")[0].strip()
-    return ""
+    path = compiler()
+    if path is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=20, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.partition("\n")[0].strip()
 
 
 def _version(package: str) -> str:

@@ -1,21 +1,39 @@
-"""Timing of torch's GEMM, copy and triad. No other file here puts load on the device."""
+"""Timing of torch's GEMM, copy and triad, and of multiply-adds in registers.
+
+No other file here puts load on the device. Batches are short on a CPU, so that on a busy machine
+some of them fit into a moment in which the cores are free.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import logging
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from ratchet.base.devices.probe import Device, level_bytes
+from ratchet.base import scratch
+from ratchet.base.devices.probe import Device, compiler, level_bytes
 from ratchet.base.errors import DeviceError
+
+LOG = logging.getLogger(__name__)
 
 GEMM_BUDGET_S = 0.7  # Time for each dtype, over all sizes and layouts
 STREAM_BUDGET_S = 0.15  # Time for each cache level
-BATCH_S = 2e-3  # Least length of a timed batch, so that the clock and a launch do not matter
+LOOP_BUDGET_S = 0.2  # Time for each dtype of the loop of multiply-adds
+BATCH_S = {"cpu": 5e-4, "cuda": 2e-3}
+"""Least length of a timed batch, so that the clock and a launch do not matter."""
+MOST_BATCHES = 400
+PARTS = {"cpu": 16, "cuda": 1}  # Parts of a DRAM working set, each a step of its own
+LOOP = Path(__file__).parent / "data" / "multiply_add.cpp"
+LOOP_FLAGS = ("-O2", "-march=native", "-ffp-contract=fast", "-pthread")
+LOOP_LIMIT_S = 60.0  # Limit for compiling the loop, and for running it
 
 GEMM_SIZES = {"cpu": (512, 1024, 2048, 4096), "cuda": (2048, 4096, 8192)}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,6 +48,53 @@ def gemm(device: Device) -> dict[str, float]:
     names = ("fp32", "bf16", "fp16") if device.kind == "cuda" else ("fp32", "bf16")
     with _whole_precision():
         return {name: _gemm_rate(device, DTYPES[name]) for name in names}
+
+
+def multiply_add(device: Device) -> dict[str, float]:
+    """Measure multiply-adds in registers on torch's threads: FLOP/s by dtype.
+
+    Its program is compiled first, which takes a second. Empty on a GPU, and without a C++ compiler.
+    """
+    path = compiler()
+    if device.kind != "cpu" or path is None:
+        return {}
+    threads = min(torch.get_num_threads(), device.threads)
+    with scratch.folder("ceilings") as folder:
+        program = str(folder / "multiply_add")
+        for command in (
+            [path, *LOOP_FLAGS, str(LOOP), "-o", program],
+            [program, str(threads), str(LOOP_BUDGET_S)],
+        ):
+            try:
+                done = subprocess.run(
+                    command, capture_output=True, text=True, timeout=LOOP_LIMIT_S, check=False
+                )
+            except (OSError, subprocess.SubprocessError) as error:
+                LOG.info("no loop of multiply-adds was measured: %s", error)
+                return {}
+            if done.returncode:
+                said = " ".join(done.stderr.split())
+                LOG.info("the loop of multiply-adds: exit code %d %.300s", done.returncode, said)
+    return read_rates(done.stdout)
+
+
+def read_rates(text: str) -> dict[str, float]:
+    """Return the best rate of each dtype from lines `fp32 2.4e11`."""
+    found: dict[str, float] = {}
+    for name, rate in (line.split() for line in text.splitlines()):
+        found[name] = max(found.get(name, 0.0), float(rate))
+    return {name: rate for name, rate in found.items() if rate > 0}
+
+
+@contextlib.contextmanager
+def on_one_thread() -> Iterator[None]:
+    """Let torch use one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def copy(device: Device) -> dict[str, float]:
@@ -78,11 +143,20 @@ def _stream_rates(device: Device, arrays: int, step_of: Callable[..., Step]) -> 
     """Time a step over so many buffers, each of which it reads or writes once."""
     rates = {}
     for level, size_bytes in working_sets(device).items():
-        count = size_bytes // (4 * arrays)
-        step = step_of(*_buffers(device, count, arrays))
+        parts = PARTS[device.kind] if level == "dram" else 1
+        count = size_bytes // (4 * arrays * parts)
+        buffers = _buffers(device, count * parts, arrays)
+        split = zip(*(one.view(parts, count).unbind() for one in buffers), strict=True)
+        step = _in_turn([step_of(*own) for own in split])
         call_s = best_of(timed(device, step, budget_s=STREAM_BUDGET_S))
         rates[level] = 4 * count * arrays / call_s
     return rates
+
+
+def _in_turn(steps: list[Step]) -> Step:
+    """Return a step that runs these one after another, and then again from the first."""
+    turn = itertools.cycle(steps)
+    return lambda: next(turn)()
 
 
 def working_sets(device: Device) -> dict[str, int]:
@@ -111,8 +185,8 @@ def timed(device: Device, step: Step, *, budget_s: float) -> list[float]:
     clock = _cuda_batch_s if device.kind == "cuda" else _cpu_batch_s
     step()
     once = clock(step, 1)
-    calls = max(1, round(BATCH_S / max(once, 1e-7)))
-    batches = min(200, max(3, int(budget_s / (max(once, 1e-7) * calls))))
+    calls = max(1, round(BATCH_S[device.kind] / max(once, 1e-7)))
+    batches = min(MOST_BATCHES, max(3, int(budget_s / (max(once, 1e-7) * calls))))
     return [clock(step, calls) for _ in range(batches)]
 
 

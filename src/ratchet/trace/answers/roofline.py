@@ -98,7 +98,7 @@ def _on_paper(entry: CatalogueDevice) -> Rooflines:
 def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
     """Return the rooflines of rates that were measured on the trace's device."""
     return Rooflines(
-        of={dtype: measured(rates, dtype=dtype) for dtype in rates.gemm_flops_per_s},
+        of={dtype: measured(rates, dtype=dtype) for dtype in rates.flops_per_s},
         source=f"{device}, measured",
     )
 

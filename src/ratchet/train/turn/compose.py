@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ import msgspec
 
 from ratchet.base import VERSION
 from ratchet.base.devices import ceilings
-from ratchet.base.devices.ceilings import Ceilings, mfu
+from ratchet.base.devices.ceilings import Ceilings, above, mfu
 from ratchet.base.devices.probe import Device, describe_device, software
 from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.base.files import write_whole
@@ -153,12 +153,13 @@ def _timed(
             times_s[role] = (summary.median_s, *ends)
         elif candidate is not None and (step_s := turn.costs.steps_s.get(candidate.key())):
             times_s[role] = (step_s, *NO_ENDS)
-    flops, ceilings_here = facts.flops_per_step or 0.0, turn.ceilings
-    if "ratchet" in times_s:
-        fastest = arms["ratchet"]
-        assert fastest is not None, "a role without a candidate was timed"
-        reached = flops / times_s["ratchet"][0]
-        ceilings_here = ceilings_above(turn, reached, gemm_dtype(fastest.config))
+    flops = facts.flops_per_step or 0.0
+    reached = [
+        (flops / step_s, gemm_dtype(candidate.config))
+        for role, (step_s, *_) in times_s.items()
+        if (candidate := arms[role]) is not None
+    ]
+    ceilings_here = ceilings_above(turn, reached)
     found = {}
     for role, (step_s, low_s, high_s) in times_s.items():
         candidate = arms[role]
@@ -201,18 +202,25 @@ def _not_measured(
     return missing
 
 
-def ceilings_above(turn: Turn, flops_per_s: float, dtype: str) -> Ceilings | None:
-    """Return the ceilings, measured again if a step beat them: they were taken on busy cores."""
+def ceilings_above(turn: Turn, reached: Sequence[tuple[float, str]]) -> Ceilings | None:
+    """Return the ceilings, measured anew if a step beat them: they were taken on busy cores.
+
+    `reached` has each step's FLOP/s and the dtype of its products.
+    """
+
+    def is_beaten(ceilings: Ceilings) -> bool:
+        return any(above(ceilings, *one) for one in reached)
+
     known = turn.ceilings
-    if known is None or flops_per_s <= known.gemm_flops_per_s.get(dtype, math.inf):
+    if known is None or not is_beaten(known):
         return known
     if not turn.schedule.may_start(schedule.CEILINGS, schedule.CEILINGS_S):
         turn.leave_out(schedule.CEILINGS.what, NO_ROOM)
         return known
-    again = ceilings.measure(turn.device, again="now")
-    if flops_per_s > again.gemm_flops_per_s.get(dtype, math.inf):
-        turn.warnings.append("a step beat the measured GEMM ceiling, so its MFU may exceed 100 %")
-    return again
+    turn.ceilings = ceilings.unrefuted(turn.device, known, is_beaten)
+    if is_beaten(turn.ceilings):
+        turn.warnings.append("a step beat the measured ceiling, so its MFU may exceed 100 %")
+    return turn.ceilings
 
 
 def versions() -> dict[str, str]:

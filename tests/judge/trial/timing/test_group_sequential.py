@@ -51,7 +51,7 @@ def rivalry() -> Any:
     opened = SimpleNamespace(
         ask=ask,
         clock=SimpleNamespace(reference_limit_s=9.0),
-        cases=[SimpleNamespace(bytes=1.0)],
+        cases=[SimpleNamespace(flops=1.0, bytes=1.0)],
     )
     return SimpleNamespace(opened=opened, record=Record())
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratchet.base.devices import ceilings
+from ratchet.base.devices.ceilings import Ceilings
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import JudgeError
 from ratchet.base.measure import Sample, Timing
 from ratchet.judge.sandbox.isolation import arm_environment
@@ -24,11 +28,11 @@ from ratchet.judge.trial.decide import (
     LOOK_CONFIDENCE,
     SHORTEST_IN_PYTHON_S,
     conclude,
-    floor_time_s,
 )
 from ratchet.judge.trial.kernel_checks import answer_of_call
 from ratchet.judge.trial.open_problem import CallCheck, CaseFacts, Record
 from ratchet.judge.trial.sample import CaseTiming
+from ratchet.judge.workers.reference import HeldProblem
 
 FACTS = CaseFacts(name="timed", time_s=1e-3, flops=1e6, bytes=1e6)
 
@@ -53,26 +57,20 @@ def timing(ratio: float, *, noise: float = 0.02, seed: int = 0, time_s: float = 
     return CaseTiming(case=0, name="timed", samples=samples, checked=36)
 
 
-def rivalry(rates: dict[str, float] | None) -> Any:
-    def ask(**_: object) -> dict[str, float]:
-        if rates is None:
+def rivalry(least_s: float | None) -> Any:
+    """A trial on a machine that needs that long for a call, or whose ceilings are unknown."""
+
+    def ask(**_: object) -> dict[str, object]:
+        if least_s is None:
             raise JudgeError("no ceilings here")
-        return rates
+        return {"least_s": least_s, "told": ""}
 
     clock = SimpleNamespace(reference_limit_s=1.0)
     opened = SimpleNamespace(ask=ask, clock=clock, cases=[FACTS])
     return SimpleNamespace(opened=opened, record=Record())
 
 
-def floor_at(time_s: float) -> dict[str, float]:
-    """Rates of a machine that needs that long for a call."""
-    return {
-        "flops_per_s": FACTS.flops / time_s / CEILING_SLACK,
-        "bytes_per_s": FACTS.bytes / time_s / CEILING_SLACK,
-    }
-
-
-SLOW_ENOUGH = {"flops_per_s": 1e12, "bytes_per_s": 1e11}
+SLOW_ENOUGH = 2.5e-6
 
 
 @pytest.mark.parametrize(
@@ -214,7 +212,7 @@ def test_a_kernel_whose_work_was_not_seen_is_right_and_not_proven() -> None:
 
 
 def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
-    problem = rivalry(floor_at(1e-4))
+    problem = rivalry(1e-4)
     found = conclude([timing(50.0)], problem)
     assert found.status == "unmeasured"
     assert "cannot reach" in found.reason
@@ -223,7 +221,7 @@ def test_a_time_that_cannot_be_is_unmeasured_and_no_win() -> None:
 
 
 def test_a_floor_that_the_reference_is_under_is_none() -> None:
-    problem = rivalry(floor_at(1e-2))
+    problem = rivalry(1e-2)
     found = conclude([timing(50.0)], problem)
     assert found.status == "proven"
     assert problem.record.evidence[-1].passed is None
@@ -243,15 +241,54 @@ def test_a_problem_without_a_timed_case_is_never_proven() -> None:
     assert conclude([], rivalry(None)).status == "correct"
 
 
-@given(st.floats(1e3, 1e12), st.floats(1e9, 1e13), st.floats(1.01, 100.0))
-def test_the_floor_falls_as_the_rates_rise_and_grows_with_the_work(
-    work: float, rate: float, factor: float
-) -> None:
-    def floor(amount: float, per_s: float) -> float:
-        facts = CaseFacts(name="", time_s=1.0, flops=amount, bytes=amount)
-        return floor_time_s(facts, flops_per_s=per_s, bytes_per_s=per_s)
+def ceilings_of(bytes_per_s: float, busy: float) -> Ceilings:
+    return Ceilings(
+        device=probe("cpu").fingerprint,
+        gemm_flops_per_s={"fp32": 1e11},
+        copy_bytes_per_s={"dram": bytes_per_s},
+        triad_bytes_per_s={"dram": bytes_per_s},
+        busy=busy,
+    )
 
-    assert floor(work, rate * factor) < floor(work, rate) < floor(work * factor, rate)
+
+@pytest.mark.parametrize("times", [1, 5])
+@pytest.mark.parametrize(
+    ("truth", "status", "told"),
+    [(1e10, "proven", "measured anew"), (1e8, "unmeasured", "other work took 70%")],
+)
+def test_ceilings_from_a_busy_hour_are_measured_anew_before_a_time_is_impossible(
+    truth: float,
+    status: str,
+    told: str,
+    times: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel moves 1e6 bytes in 50 us; the file says 2.5 ms at least."""
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path))
+    monkeypatch.setattr(ceilings, "_measured", lambda _: ceilings_of(1e8, 0.7))
+    for _ in range(times):
+        ceilings.measure(probe("cpu"), again="now")
+    quiet = ceilings_of(truth, 0.0 if status == "proven" else 0.7)
+    monkeypatch.setattr(ceilings, "_measured", lambda _: quiet)
+    problem = rivalry(None)
+    worker = SimpleNamespace(_device=SimpleNamespace(memory=SimpleNamespace(device="cpu")))
+    problem.opened.ask = lambda **message: HeldProblem._ceilings(worker, message)[0]  # type: ignore[arg-type]
+    found = conclude([timing(200.0, time_s=1e-2)], problem)
+    assert found.status == status, found.reason
+    assert told in problem.record.evidence[-1].detail
+
+
+def test_a_reference_under_its_floor_refutes_the_ceilings_too() -> None:
+    """The slowest arm is the kernel's; the worker is told the fastest time of all."""
+    problem, asked = rivalry(1e-2), []
+    ask = problem.opened.ask
+    problem.opened.ask = lambda **message: asked.append(message) or ask()
+    assert conclude([timing(0.5)], problem).status == "correct"
+    (message,) = asked
+    assert message["seconds"] == pytest.approx(1e-3, rel=0.05)
+    assert message["slack"] == CEILING_SLACK
+    assert problem.record.evidence[-1].passed is None
 
 
 @given(st.floats(1e-7, 10.0), st.floats(1.0, 1e10))

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from ratchet.base.devices.ceilings import Ceilings, measure, roofline
-from ratchet.base.devices.probe import probe
+from ratchet.base.devices.ceilings import Ceilings, measure, roofline, unrefuted
+from ratchet.base.devices.probe import Device, probe
 from ratchet.base.devices.rates import best_of
 from ratchet.base.errors import DeviceError, RatchetError
 from ratchet.base.show import model as m
@@ -194,12 +195,14 @@ def region_report(
     twins = _twin_trace(workload, config, batch)
     collector = _Collector(twins, batch_size(batch))
     collector.graphs = trace(workload, config, batch, seen=collector.seen)
+    device = None
     if ceilings is None:
         try:
-            ceilings = measure(probe(workload.device), again="due")
+            device = probe(workload.device)
+            ceilings = measure(device, again="due")
         except RatchetError as error:
             LOG.warning("no ceilings, so every floor is 0: %s", error)
-    return collector.report(ceilings, measuring_s)
+    return collector.report(ceilings, measuring_s, device)
 
 
 def _twin_trace(workload: Workload, config: StepConfig, batch: object) -> list[TracedGraph]:
@@ -263,7 +266,10 @@ class _Collector:
                 continue
             self._notes[f"{op_name(node)}: {_why(node)}"] += 1
 
-    def report(self, ceilings: Ceilings | None, measuring_s: float) -> RegionReport:
+    def report(
+        self, ceilings: Ceilings | None, measuring_s: float, device: Device | None
+    ) -> RegionReport:
+        """Return the regions; one that is faster than the device's ceilings allow refutes them."""
         regions: list[tuple[_Found, Region]] = []
         for found in self._found.values():
             if not found.count:
@@ -273,8 +279,11 @@ class _Collector:
             except Unfit as unfit:
                 first = op_name(found.cut.computing[0])
                 self._notes[f"a region around {first}: {unfit}"] += found.count
-        timed = self._apart(with_reach(_timed(regions, measuring_s)))
-        ranked = sorted(timed, key=lambda one: -one.gain_s)
+        timed = _timed(regions, measuring_s)
+        if device is not None and ceilings is not None:
+            better = unrefuted(device, ceilings, partial(self._are_beaten, timed))
+            timed = [replace(one, floor_s=self._floor_s(one, better)) for one in timed]
+        ranked = sorted(self._apart(with_reach(timed)), key=lambda one: -one.gain_s)
         notes = [f"left out, {count} times: {note}" for note, count in self._notes.items()]
         return RegionReport(regions=tuple(ranked), notes=tuple(notes))
 
@@ -293,6 +302,14 @@ class _Collector:
             if not apart[-1].overlapped:
                 taken |= own
         return apart
+
+    def _are_beaten(self, regions: Sequence[Region], ceilings: Ceilings) -> bool:
+        """Return whether a region that was timed is faster than these ceilings allow."""
+        timed = [one for one in regions if one.timed_by == "inductor"]
+        return any(one.time_s < self._floor_s(one, ceilings) for one in timed)
+
+    def _floor_s(self, region: Region, ceilings: Ceilings) -> float:
+        return floor_s(self._found[region.key].cut, region.bytes, region.flops, ceilings)
 
     def _region(self, found: _Found, ceilings: Ceilings | None) -> Region:
         size_bytes, flops = moved_bytes(found.cut), sum(map(_flops, found.cut.computing))
