@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.git import git
-from ratchet.guard.command import Checkouts
+from ratchet.guard.checkouts import Checkouts
 
 
 @pytest.fixture

@@ -57,11 +57,11 @@ def bisect(
 ) -> None:
     """Find the commit that changed how fast COMMAND is, with noisy measurements.
 
-    COMMAND runs in checkouts of their own; your working tree is not touched. The same call
-    continues a killed run.
+    COMMAND runs in checkouts and environments of their own; your working tree is not touched. The
+    same call continues a killed run.
 
     Exit code 0: found. 1: narrowed to several commits. 3: GOOD and BAD do not differ clearly.
-    2: a mistake in the call.
+    2: a commit ran other code than its own, or a mistake in the call.
     """
     from ratchet.base.errors import RepositoryError
     from ratchet.base.show.words import parse_share

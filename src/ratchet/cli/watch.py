@@ -53,8 +53,8 @@ def watch(
 ) -> None:
     """Run a suite of benchmarks at the head and at the base, and say what got slower.
 
-    Exit code 0: nothing is slower than allowed. 1: something is, or a benchmark failed. 2: a
-    mistake in the call.
+    Exit code 0: nothing is slower than allowed. 1: something is, or a benchmark failed. 2: a side
+    ran other code than its commit's, or a mistake in the call.
     """
     from ratchet.base import files
     from ratchet.base.errors import RatchetError, WatchError

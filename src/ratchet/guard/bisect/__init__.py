@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,9 @@ from ratchet.base.measure import WIDEST
 from ratchet.base.show import model as m
 from ratchet.base.show.terminal import MovingLine
 from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Effect, evidence
-from ratchet.guard.command import Checkouts, MeasuredCommand
+from ratchet.guard.checkouts import Checkouts
+from ratchet.guard.checkouts.provenance import prove
+from ratchet.guard.command import MeasuredCommand
 from ratchet.guard.history.show import short_revision
 
 
@@ -207,25 +209,42 @@ def bisect_commits(
     Raises:
         MeasureError: an endpoint cannot be built or measured.
         RepositoryError: another run bisects the same right now.
+        GuardError: a commit runs other code than its checkout's.
     """
+    notes: list[str] = []
     with _locked(place):
         journal = Journal(place / "pairs.jsonl")
         checkouts = Checkouts(folder, place / "checkouts", options.build, options.build_limit_s)
+        proven: set[str] = set()
 
         def measure(commit: int) -> float | str:
             revision = commits.good if commit == GOOD else commits.after[commit].revision
-            on_work(f"building {revision[:10]}")
+            if not checkouts.is_built(revision):
+                on_work(f"building {revision[:10]}")
+                proven.clear()  # a build may have changed what others import
             checkout = checkouts.get(revision)
             if checkout.why:
                 return checkout.why
             on_work(f"running {revision[:10]}")
-            return options.command.run(checkout.folder, RATCHET_COMMIT=revision)
 
-        notes = []
+            def run(environment: Mapping[str, str]) -> float | str:
+                more = {**environment, "RATCHET_COMMIT": revision}
+                return options.command.run(checkout.folder, more)
+
+            if revision not in proven:
+                words = options.command.words
+                figure, missing = prove(run, words, checkout, f"commit {revision[:10]}")
+                if isinstance(figure, str):
+                    return figure
+                proven.add(revision)
+                if missing and not any(note.endswith(missing) for note in notes):
+                    notes.append(f"commit {revision[:10]}: {missing}")
+            return run(checkout.environment)
+
         if has_changes(folder):
             notes.append("your checkout has uncommitted changes; they were not measured")
-        run = BisectRun(commits, options, journal, measure, on_pair)
-        return run.answer(tuple(notes))
+        run_all = BisectRun(commits, options, journal, measure, on_pair)
+        return run_all.answer(notes)
 
 
 class BisectRun:
@@ -246,7 +265,7 @@ class BisectRun:
         self._resumed = len(journal.lines) - len(self._skipped)
 
     def answer(self, notes: Sequence[str] = ()) -> BisectResult:
-        """Run to the answer, from where the journal ends."""
+        """Run to the answer, from where the journal ends; `notes` may grow on the way."""
         measured = [one for one in self._journal.lines if one.phase != "skip"]
         search = CommitSearch(len(self._commits.after), measured)
         if alike := self._confirm_ends(search):

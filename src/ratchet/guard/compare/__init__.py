@@ -83,7 +83,8 @@ def compare_sides(
             if request.instructions:
                 on_progress("counting instructions")
                 details["instructions"] = count_both(sides.a, sides.b)
-            outcome = replace(outcome, details=details, warnings=sides.warnings, turn=turn)
+            warnings = (*sides.warnings, *contest.notes)
+            outcome = replace(outcome, details=details, warnings=warnings, turn=turn)
         book.finish_turn(turn, outcome.as_json())
     return outcome
 

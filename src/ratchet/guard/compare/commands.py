@@ -8,7 +8,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ratchet.base.errors import GuardError
@@ -23,6 +23,8 @@ from ratchet.base.measure.metrics import (
     Metric,
     Readings,
 )
+from ratchet.guard.checkouts import Checkout
+from ratchet.guard.checkouts.provenance import prove
 from ratchet.guard.command import NUMBER, FinishedRun, run_words
 
 NAMED = re.compile(rf"([A-Za-z_][\w./%-]*)\s*[=:]\s*({NUMBER})(?![\w.])")
@@ -39,6 +41,7 @@ class CommandSide:
     folder: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     """Laid over this process's environment."""
+    checkout: Checkout | None = None  # Its code is what the command must import; None: any
 
     @property
     def shown(self) -> str:
@@ -57,7 +60,22 @@ class CommandArm:
         self.printed: Mapping[str, float] = {}
 
     def run(self, iterations: int) -> Timing:
-        self.last = run_command(self._side, printed=self._printed, limit_s=self.limit_s)
+        return self._run(self._side)
+
+    def run_first(self) -> str:
+        """Run it once, and prove that it imports its checkout's code; return what is not proven."""
+        side = self._side
+        if side.checkout is None:
+            self.run(1)
+            return ""
+
+        def run(environment: Mapping[str, str]) -> Timing:
+            return self._run(replace(side, environment=environment))
+
+        return prove(run, side.command, side.checkout, side.title)[1]
+
+    def _run(self, side: CommandSide) -> Timing:
+        self.last = run_command(side, printed=self._printed, limit_s=self.limit_s)
         if self._printed:
             last_line = self.last.out.strip().rpartition("\n")[2].strip()[-2000:]
             self.printed = read_metrics(last_line, self._side.shown)
@@ -74,6 +92,7 @@ class CommandContest:
         self._printed, self._higher = printed, tuple(higher)
         self._arms: dict[str, CommandArm] = {}
         self._names: dict[str, float] | None = None
+        self.notes: list[str] = []  # What was not looked at
 
     @property
     def titles(self) -> tuple[str, str]:
@@ -101,7 +120,8 @@ class CommandContest:
             # The first runs fill caches, and tell how long a run takes.
             began_s = time.monotonic()
             for arm in arms[:2]:
-                arm.run(1)
+                if missing := arm.run_first():
+                    self.notes.append(f"{self._sides[arm.name].title}: {missing}")
                 arm.limit_s = max(1.0, limit_s - (time.monotonic() - began_s))
                 self._check(arm)
             printed = self._names or {}

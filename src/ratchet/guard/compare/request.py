@@ -18,7 +18,7 @@ from ratchet.base.errors import GuardError
 from ratchet.base.files import why_not_file
 from ratchet.base.git import has_changes, resolve, stamp
 from ratchet.base.show.words import parse_share
-from ratchet.guard.command import Checkouts
+from ratchet.guard.checkouts import Checkout, Checkouts
 from ratchet.guard.compare.commands import CommandSide, run_command
 from ratchet.train.turn.settings import check_seed, parse_budget_s, workload_options
 from ratchet.train.workloads.names import is_user_spec, user_file, user_function
@@ -168,7 +168,7 @@ class _Place:
 
     title: str
     folder: Path
-    root: Path | None
+    checkout: Checkout | None
     environment: dict[str, str]
     python: str
     warning: str
@@ -215,26 +215,29 @@ def _places(request: CompareRequest, stack: contextlib.ExitStack) -> tuple[_Plac
     commits = [one and resolve(request.folder, one) for one in request.revisions]
     if any(commits):
         place = stack.enter_context(scratch.folder("compare"))
-        checkouts = Checkouts(request.folder, place, "", 0.0)
+        checkouts = Checkouts(
+            request.folder, place, "", 0.0, environments=request.setup is not None
+        )
     found = []
     for side in (0, 1):
-        python, more = _python(request.pythons[side])
-        folder, root, title, warning = request.folder, None, "", ""
+        python, environment = _python(request.pythons[side])
+        folder, title, warning = request.folder, "", ""
         revision, commit = request.revisions[side], commits[side]
+        checkout = None
         if checkouts is not None and commit is not None:
-            checkout = checkouts.get(commit)
-            root, folder, title = checkout.root, checkout.folder, f"{revision} ({commit[:10]})"
-            if folder != root / checkouts.below:
+            checkout = checkouts.get(commit, python)
+            title = f"{revision} ({commit[:10]})"
+            if checkout.folder != checkout.root / checkouts.below:
                 raise GuardError(f"revision {revision!r} has no folder {checkouts.below}")
             if has_changes(checkouts.root):
                 warning = "changes that are not committed are in no revision: they are not measured"
         elif checkouts is not None:
-            root, title = checkouts.root, WORKING
-        if root is not None:
-            more = {**more, **_import_paths(root)}
+            checkout, title = checkouts.working(python), WORKING
+        if checkout is not None:
+            folder, environment = checkout.folder, dict(checkout.environment)
         if request.pythons[side]:
             title = f"{title} {request.pythons[side]}".strip()
-        found.append(_Place(title, folder, root, more, python, warning))
+        found.append(_Place(title, folder, checkout, environment, python, warning))
     return found[0], found[1]
 
 
@@ -250,16 +253,6 @@ def _python(named: str | None) -> tuple[str, dict[str, str]]:
     return str(path), {"PATH": folders, "VIRTUAL_ENV": str(path.parent.parent)}
 
 
-def _import_paths(root: Path) -> dict[str, str]:
-    """Return the environment in which Python imports a checkout's own packages first.
-
-    A package that is installed in editable mode would come from the user's checkout otherwise, and
-    both revisions would run the same code.
-    """
-    own = [str(path) for path in (root, root / "src") if path.is_dir()]
-    return {"PYTHONPATH": os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
 def _command_sides(
     request: CompareRequest, places: tuple[_Place, _Place]
 ) -> tuple[CommandSide, CommandSide]:
@@ -272,7 +265,7 @@ def _command_sides(
     a, b = (
         CommandSide(
             title=place.title or text, command=text, folder=place.folder,
-            environment=place.environment,
+            environment=place.environment, checkout=place.checkout,
         )
         for text, place in zip(texts, places, strict=True)
     )  # fmt: skip
@@ -330,7 +323,7 @@ def _title(name: str, mode: Mode, place: _Place, request: CompareRequest) -> str
 
 def _in_place(name: str, place: _Place, request: CompareRequest, revision: str | None) -> str:
     """Return a workload's name as it stands in its revision's worktree."""
-    if place.root is None:
+    if place.checkout is None:
         return name
     if not is_user_spec(name):
         raise GuardError(

@@ -116,6 +116,7 @@ class WorkloadContest:
     """Two workloads, or one in two modes; each launch starts three processes."""
 
     metrics = (TIME, CPU_TIME, PEAK_MEMORY)
+    notes = ()
 
     def first_round_s(self) -> None:
         return None

@@ -15,7 +15,7 @@ from ratchet.base.ledger.connect import utc_now
 from ratchet.base.show import model as m
 from ratchet.base.show.junit import Case, Found, Kind, junit
 from ratchet.base.show.words import show_change, show_value
-from ratchet.guard.command import Checkouts
+from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.history import gather
 from ratchet.guard.history.csv_file import ImportDefaults
 from ratchet.guard.history.formats import read_results
@@ -51,6 +51,7 @@ def run_gate(
     Raises:
         RepositoryError: no repository, or no such base.
         HistoryError: the history cannot be read.
+        GuardError: a side runs other code than its checkout's.
     """
     commit = git.stamp(folder)
     notes: list[str] = []
@@ -68,6 +69,7 @@ def run_gate(
         with scratch.folder("watch") as place:
             checkouts = Checkouts(folder, place, suite.build, suite.build_time_limit_s)
             results = watch_pairs(suite, checkouts, base, head, limits, on_run)
+            notes += [f"{one.name}: {note}" for one in results for note in one.notes]
     if record:
         _record(results, commit, ledger)
     return WatchResult(

@@ -23,7 +23,9 @@ from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import finite_exp, interval, t_quantile
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.show.words import parse_share
-from ratchet.guard.command import Checkouts, MeasuredCommand
+from ratchet.guard.checkouts import Checkout, Checkouts
+from ratchet.guard.checkouts.provenance import prove
+from ratchet.guard.command import MeasuredCommand
 from ratchet.guard.history import HistorySeries, analyse_one
 
 SUITE_FILE = "ratchet-watch.toml"
@@ -137,6 +139,7 @@ class BenchmarkResult:
     head: float | None = None
     ratio: Ratio | None = None
     runs: int = 0  # Pairs, or runs of the head against a history
+    notes: tuple[str, ...] = ()  # What was not looked at
     time_s: float = 0.0
 
     @property
@@ -203,13 +206,25 @@ def watch_pairs(
     limits: Limits,
     on_run: OnRun,
 ) -> list[BenchmarkResult]:
-    """Time each benchmark at both commits, in pairs (`run_rounds`)."""
-    places = {}
+    """Time each benchmark at both commits, in pairs (`run_rounds`).
+
+    Each benchmark first runs once at each commit, untimed, to prove which files it imports.
+
+    Raises:
+        GuardError: a side imports the repository's code from elsewhere than its checkout.
+    """
+    places: dict[str, Checkout] = {}
     for name, commit in (("base", base), ("head", head)):
         on_run(f"building the {name}", 0)
         places[name] = checkouts.get(commit)
-    folders = {name: place.folder for name, place in places.items()}
-    broken = {name: place.why for name, place in places.items() if place.why}
+
+    def arms_of(one: Benchmark) -> list[_SideArm]:
+        arms = []
+        for name, place in places.items():
+            arm = _SideArm(name, one.measured(), place.folder, place.why, place.environment)
+            arm.prove(place, f"benchmark {one.name!r}: the {name}")
+            arms.append(arm)
+        return arms
 
     def answer(one: Benchmark, values: Values, why: Mapping[str, str]) -> BenchmarkResult:
         base, head = values["base"], values["head"]
@@ -221,7 +236,7 @@ def watch_pairs(
         centre, reach = interval([logs], suite.confidence)
         return _answered(one, suite, float(np.median(base)), head, centre, reach)
 
-    return _watched(suite, folders, broken, limits, on_run, answer)
+    return _watched(suite, arms_of, limits, on_run, answer)
 
 
 def watch_history(
@@ -241,27 +256,26 @@ def watch_history(
         own = [series for series in history if series.benchmark == one.name]
         return _predicted(one, suite, own, device, values["head"])
 
-    return _watched(suite, {"head": folder}, {}, limits, on_run, answer)
+    def arms_of(one: Benchmark) -> list[_SideArm]:
+        return [_SideArm("head", one.measured(), folder)]
+
+    return _watched(suite, arms_of, limits, on_run, answer)
 
 
 def _watched(
     suite: Suite,
-    folders: Mapping[str, Path],
-    broken: Mapping[str, str],
+    arms_of: Callable[[Benchmark], list[_SideArm]],
     limits: Limits,
     on_run: OnRun,
     answer: Callable[[Benchmark, Values, Mapping[str, str]], BenchmarkResult],
 ) -> list[BenchmarkResult]:
-    """Run each benchmark in the folders, in pairs; answer unless the head cannot run it."""
+    """Run each benchmark's arms in pairs; answer unless the head cannot run it."""
     deadline = time.monotonic() + limits.time_s
     results = []
     for one in suite.benchmark:
         started_s = time.monotonic()
         on_run(one.name, 0)
-        arms = {
-            name: _SideArm(name, one.measured(), folder, broken.get(name, ""))
-            for name, folder in folders.items()
-        }
+        arms = {arm.name: arm for arm in arms_of(one)}
         head = arms["head"]
 
         def on_round(index: int, _: object, name: str = one.name) -> None:
@@ -285,21 +299,41 @@ def _watched(
         else:
             why = {name: arm.why for name, arm in arms.items() if arm.why}
             found = answer(one, {name: arm.values for name, arm in arms.items()}, why)
-        results.append(replace(found, time_s=time.monotonic() - started_s))
+        notes = tuple(f"the {name}: {arm.note}" for name, arm in arms.items() if arm.note)
+        results.append(replace(found, notes=notes, time_s=time.monotonic() - started_s))
     return results
 
 
 class _SideArm:
     """A benchmark's command in one folder; it leaves the pairs once it fails."""
 
-    def __init__(self, name: str, command: MeasuredCommand, folder: Path, why: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: MeasuredCommand,
+        folder: Path,
+        why: str = "",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name, self.why = name, why  # `why` it cannot be run; empty if it can
-        self._command, self._folder = command, folder
+        self.note = ""  # What was not looked at
+        self._command, self._folder, self._environment = command, folder, environment or {}
         self.values: list[float] = []
+
+    def prove(self, checkout: Checkout, side: str) -> None:
+        """Run it once if it can be run; GuardError if it runs other code than its checkout's."""
+        if self.why:
+            return
+
+        def run(environment: Mapping[str, str]) -> float | str:
+            return self._command.run(self._folder, environment)
+
+        figure, self.note = prove(run, self._command.words, checkout, side)
+        self.why = figure if isinstance(figure, str) else ""
 
     def run(self, iterations: int) -> Timing:
         began_s = time.perf_counter()
-        figure = self._command.run(self._folder)
+        figure = self._command.run(self._folder, self._environment)
         if isinstance(figure, str):
             self.why = figure
             raise ArmLeft

@@ -4,7 +4,8 @@ Profiling does not import Ratchet, because the script may run in another environ
 when the first optimizer that stepped steps again. If that optimizer is gone by then, as after a
 trial run of the script, recording begins anew.
 
-Another command of Ratchet that needs the moment after torch's import names a function.
+Another command of Ratchet that needs the moment after torch's import names a function, and one that
+asks where a run's modules came from names a folder.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ import importlib.machinery
 import json
 import os
 import sys
+import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 FOLDER = "RATCHET_TRACE_FOLDER"
 SCHEDULE = "RATCHET_TRACE_SCHEDULE"
 AFTER_TORCH = "RATCHET_AFTER_TORCH"
 """A function of Ratchet as `module:function`, called once torch is imported."""
+IMPORTS = "RATCHET_IMPORTS"
+"""A folder: each process writes there, as it ends, the files of the modules that it imported."""
 
 
 class Recorder:
@@ -142,6 +146,32 @@ def hook(torch: ModuleType) -> None:
     register_optimizer_step_post_hook(after_step)
 
 
+def tell_imports() -> None:
+    """Write the names of this process's modules with their files."""
+    files = {}
+    for name, module in list(sys.modules.items()):
+        own = getattr(module, "__dict__", {})  # not by attribute: a lazy module would import more
+        if isinstance(file := own.get("__file__"), str):
+            run = own.get("__spec__") if name == "__main__" else None  # by `python -m`
+            files[run.name if run else name] = os.path.abspath(file)
+    with contextlib.suppress(OSError):
+        descriptor, _ = tempfile.mkstemp(suffix=".json", dir=os.environ[IMPORTS])
+        with os.fdopen(descriptor, "w") as out:
+            json.dump(files, out)
+
+
+def tell_imports_at_the_end() -> None:
+    """Tell them however the process ends, unless by a signal."""
+    atexit.register(tell_imports)
+    leave = os._exit  # ends forks, and some scripts, without what was registered
+
+    def tell_and_leave(status: int) -> NoReturn:
+        tell_imports()
+        leave(status)
+
+    os._exit = tell_and_leave
+
+
 def run_the_hidden_one() -> None:
     """Run the environment's own sitecustomize, which this file hides."""
     own = str(Path(__file__).resolve().parent)
@@ -156,4 +186,7 @@ def run_the_hidden_one() -> None:
 RECORDS = FOLDER in os.environ and SCHEDULE in os.environ
 if RECORDS or AFTER_TORCH in os.environ:
     sys.meta_path.insert(0, AfterTorch())
+if IMPORTS in os.environ:
+    tell_imports_at_the_end()
+if RECORDS or AFTER_TORCH in os.environ or IMPORTS in os.environ:
     run_the_hidden_one()

@@ -1,0 +1,189 @@
+"""Checkouts of commits, built once each, and the environment in which each runs what it holds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from ratchet.base.devices.probe import short_hash
+from ratchet.base.errors import RepositoryError
+from ratchet.base.files import make_folder, write_whole
+from ratchet.base.git import git
+from ratchet.guard.checkouts.environment import make_environment
+from ratchet.guard.command import run_words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkout:
+    """A commit's folder, or why it could not be built."""
+
+    title: str
+    root: Path
+    folder: Path
+    """As deep below the root as the folder that was asked from; the root if it is not there."""
+    why: str = ""  # Empty if it is built
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables with which Python imports its packages, and what its build installs, first."""
+    own: tuple[Path, ...] = ()  # Folders whose files are this checkout's, or made from it
+    trees: tuple[Path, ...] = ()  # Folders in which the user has files of the repository
+    beside: Path | None = None  # Folder of all checkouts
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Return the folders that its packages and modules are imported from."""
+        return import_paths(self.root, self.folder)
+
+
+class Checkouts:
+    """Checkouts of a repository's commits, built once each, kept across a kill.
+
+    They belong to a repository of their own that borrows the objects of the user's. With
+    `environments`, or with a build, each has a Python environment of its own, made on top of the
+    user's: what one installs, no other imports, and the user's environment stays as it is.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        place: Path,
+        build: str,
+        build_limit_s: float,
+        *,
+        environments: bool = False,
+    ) -> None:
+        self._place, self._build, self._limit_s = place.resolve(), build, build_limit_s
+        self._environments = environments or bool(build)
+        self._repository = repository
+        self.root = Path(git(repository, "rev-parse", "--show-toplevel")).resolve()
+        self.below = repository.resolve().relative_to(self.root)
+        self._own = self._place / "repository"
+        if not (self._own / "ready").exists():
+            shutil.rmtree(self._own, ignore_errors=True)
+            make_folder(self._own.parent)
+            self._borrow(repository)
+
+    def is_built(self, commit: str) -> bool:
+        """Return whether `get` has built a commit before, or tried to."""
+        return (self._place / f"{commit}.built").exists()
+
+    def get(self, commit: str, python: str = "") -> Checkout:
+        """Return a commit's checkout, built; `python` is the interpreter that it builds upon.
+
+        GuardError if an environment cannot be made for it.
+        """
+        name = f"{commit}-{short_hash({'python': python})}" if python else commit
+        folder, done = self._place / commit, self._place / f"{name}.built"
+        if not folder.exists() or not list(self._place.glob(f"{commit}*.built")):
+            shutil.rmtree(folder, ignore_errors=True)  # half made by a killed run
+            git(self._own, "worktree", "prune")
+            git(self._own, "worktree", "add", "--quiet", "--force", "--detach", str(folder), commit)
+        below = folder / self.below
+        below = below if below.is_dir() else folder
+        made = self._place / f"{name}.made"
+        environment = self._environment(made, python, folder, below, whole=done.exists())
+        if not done.exists():
+            why = ""
+            if self._build:
+                more = {**environment, "RATCHET_COMMIT": commit}
+                built = run_words(self._build, folder, self._limit_s, more)
+                why = f"the build failed: it {built}" if isinstance(built, str) else ""
+            write_whole(done, why.encode())
+        return Checkout(
+            title=f"the checkout of {commit[:10]}",
+            root=folder,
+            folder=below,
+            why=done.read_text(),
+            environment=environment,
+            own=(folder, made),
+            trees=self._trees,
+            beside=self._place,
+        )
+
+    def working(self, python: str = "") -> Checkout:
+        """Return the user's files as they are, not built."""
+        made = self._place / f"working-{short_hash({'python': python})}.made"
+        folder = self.root / self.below
+        return Checkout(
+            title="your files",
+            root=self.root,
+            folder=folder,
+            environment=self._environment(made, python, self.root, folder, whole=False),
+            own=(self.root, made),
+            trees=self._trees,
+            beside=self._place,
+        )
+
+    @cached_property
+    def _trees(self) -> tuple[Path, ...]:
+        """Return the folders in which the user has commits of this repository."""
+        lines = git(self._repository, "worktree", "list", "--porcelain").splitlines()
+        named = [Path(line[9:]) for line in lines if line.startswith("worktree ")]
+        return tuple(dict.fromkeys([self.root, *(one.resolve() for one in named)]))
+
+    def _environment(
+        self, made: Path, python: str, root: Path, folder: Path, *, whole: bool
+    ) -> dict[str, str]:
+        """Return the variables of a checkout, with an environment in `made` if it is to have one.
+
+        One that is `whole` has been made.
+        """
+        first: list[Path] = []
+        found: dict[str, str] = {}
+        own = import_paths(root, folder)
+        place = Path(python).parent.parent if python else None
+        if self._environments:
+            place = made / "venv"
+            if whole:
+                (packages,) = place.glob("lib/*/site-packages")
+            else:
+                packages = make_environment(place, python, own, self._trees)
+            first = [packages]
+        if place is not None:
+            above = os.environ.get("PATH", os.defpath)
+            found["PATH"] = os.pathsep.join([str(place / "bin"), above])
+            found["VIRTUAL_ENV"] = str(place)
+        paths = [*map(str, (*first, *own)), os.environ.get("PYTHONPATH", "")]
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        # torch's own place for extensions is one for all folders, by the extension's name.
+        found["TORCH_EXTENSIONS_DIR"] = str(made / "torch_extensions")
+        return found
+
+    def _borrow(self, repository: Path) -> None:
+        """Make a bare repository that reads the user's objects."""
+        git(repository, "init", "--quiet", "--bare", str(self._own))
+        inside = Path(git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir"))
+        (self._own / "objects" / "info" / "alternates").write_text(f"{inside / 'objects'}\n")
+        if (inside / "shallow").exists():
+            shutil.copy(inside / "shallow", self._own / "shallow")
+        for name, value in _promises(repository):
+            git(self._own, "config", name, value)
+        git(self._own, "config", "lfs.storage", str(inside / "lfs"))  # large files are there
+        (self._own / "ready").touch()
+
+
+def import_paths(root: Path, folder: Path) -> tuple[Path, ...]:
+    """Return the folders below a checkout's root that its packages lie in: its own, then `src`."""
+    found = (folder, folder / "src", root, root / "src")
+    return tuple(dict.fromkeys(one for one in found if one.is_dir()))
+
+
+def _promises(repository: Path) -> list[tuple[str, str]]:
+    """Return the settings of the remotes that a partial clone fetches missing files from.
+
+    A repository that has all its objects has none.
+    """
+    try:
+        marked = git(repository, "config", "--local", "--get-regexp", r"^remote\..*\.promisor$")
+    except RepositoryError:
+        return []
+    found = [("core.repositoryFormatVersion", "1")]  # so that git heeds them
+    for line in marked.splitlines():
+        remote = line.rpartition(".promisor ")[0]
+        for name in (f"{remote}.url", f"{remote}.promisor", f"{remote}.partialclonefilter"):
+            value = git(repository, "config", "--default", "", "--get", name)
+            found += [(name, value)] if value else []
+    return found
