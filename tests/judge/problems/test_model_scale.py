@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ratchet.judge.problems import model_scale
+from ratchet.judge.problems.assigned_sizes import sizes
 from ratchet.judge.problems.model_problem import model_problem
 from ratchet.judge.problems.model_scale import AUTO_CASE_BYTES, Cost
 
@@ -152,12 +156,57 @@ def test_a_cost_is_known_without_an_import_of_dynamo() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+PRODUCT = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, a, b):
+        return a @ b
+
+
+def get_inputs():
+    return [torch.randn(384, 512), torch.randn(512, 640)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_sizes_that_shrink_keep_their_divisors_and_stay_apart() -> None:
+    budget = model_scale.emulated_budget(1)
+    text, cost = model_scale.fit(PRODUCT, cost_of(PRODUCT), budget)
+    assert cost.over(budget) <= 1 and text != PRODUCT
+    rows, inner, again, columns = (one.value for one in sizes(text))
+    assert inner == again
+    assert all(one % 128 == 0 for one in (rows, inner, columns))
+    assert len({rows, inner, columns}) == 3
+
+
+@given(st.integers(1, 40), st.integers(0, 12), st.floats(1.01, 100.0), st.booleans())
+def test_a_smaller_size_is_a_multiple_of_the_power_of_two_that_still_fits(
+    odd: int, power: int, over: float, batch: bool
+) -> None:
+    was = odd << power
+    name = "batch" if batch else "width"
+    value = model_scale._smaller(name, was, was, over, {1 << 9})
+    least = model_scale.SMALLEST_BATCH if batch else model_scale.SMALLEST_SIZE
+    assert least <= value <= max(least, was - 1)
+    kept = math.gcd(was, model_scale.KEPT_POWER)
+    most = int(was / over) if batch else was // 2
+    if most >= max(kept, least):
+        assert value % kept == 0
+    if value > least:
+        assert value <= most
+
+
 def test_a_budget_for_the_emulator_also_shrinks_the_numbers_of_get_inputs() -> None:
     text = CONVOLUTION.replace("length = 64\n", "").replace("length, length", "224, 224")
     problem = model_problem(text, "convolution", scale="emulated", threads=1)
     assert problem.model is not None
     changed = {one.name: one.new for one in problem.model.shrunk}
     assert changed["batch_size"] == 4
-    assert {changed["get_inputs #1"], changed["get_inputs #2"]} <= {28, 56, 112}
+    assert {changed["get_inputs #1"], changed["get_inputs #2"]} <= {32, 64, 96}
     cost = model_scale.measure(problem.text)
     assert cost is not None and cost.over(model_scale.emulated_budget(1)) <= 1

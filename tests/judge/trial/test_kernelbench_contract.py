@@ -274,8 +274,8 @@ def test_a_kernels_constants_follow_a_problem_that_is_shrunk(
     assert_right(verdict)
     fixed = OF_LARGE.format(body="torch.tanh(x + self.h0).view(2 * 20000, -1).view(20000, -1)")
     verdict = judged(court, tmp_path, fixed, problem=LARGE)
-    assert verdict.status == "crashed"
-    assert "(the problem was shrunk: batch 40000 to " in verdict.reason
+    assert verdict.status == "unmeasured"
+    assert "(at sizes that the judge chose: batch 40000 to " in verdict.reason
 
 
 def test_frozen_weights_need_a_model(tmp_path: Path) -> None:

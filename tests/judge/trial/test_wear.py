@@ -42,5 +42,5 @@ def test_results_of_a_larger_batch_are_no_growth(
         accelerator="a GPU",
     )
     record = Record()
-    many_calls.check_wear(candidate, opened, record, CheckedCases())
+    many_calls.check_wear(candidate, opened, record, CheckedCases(candidate))
     assert any(one.check == many_calls.GREW for one in record.evidence) is grows

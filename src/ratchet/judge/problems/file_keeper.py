@@ -95,7 +95,13 @@ def describe(request: Message) -> Problem:
     if not request["declared"]:
         from ratchet.judge.problems.model_problem import model_problem  # takes a while
 
-        return model_problem(text, name, scale=request["scale"], threads=request["threads"])
+        return model_problem(
+            text,
+            name,
+            scale=request["scale"],
+            threads=request["threads"],
+            within=request.get("within", ""),
+        )
     import torch
 
     from ratchet.judge.problems.model_file import source_module

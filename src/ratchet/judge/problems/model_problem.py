@@ -44,11 +44,16 @@ ROOM_REMEDY = "make the sizes in its file smaller"
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
 
 
-def model_problem(text: str, name: str, *, scale: float | str | None, threads: int) -> Problem:
-    """Return the problem; raise a KernelError if it is unusable, or whatever the file raises."""
+def model_problem(
+    text: str, name: str, *, scale: float | str | None, threads: int, within: str = ""
+) -> Problem:
+    """Return the problem; raise a KernelError if it is unusable, or whatever the file raises.
+
+    With a budget's name in `within`, a problem is unusable that exceeds it by far (MOST_OVER).
+    """
     torch.set_num_threads(threads)
     written = text
-    text, notes = _scaled(text, scale, threads)
+    text, notes = _scaled(text, scale, threads, within)
     form, case = _form(text)
     form = replace(form, shrunk=changes(written, text))
     notes += _kept(form.structures)
@@ -74,7 +79,9 @@ def model_problem(text: str, name: str, *, scale: float | str | None, threads: i
     return replace(problem, cases=(case, *hidden))
 
 
-def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, list[str]]:
+def _scaled(
+    text: str, scale: float | str | None, threads: int, within: str
+) -> tuple[str, list[str]]:
     budgets = {"auto": model_scale.auto_budget, "emulated": model_scale.emulated_budget}
     most = model_scale.MOST_OPERATORS if scale in budgets else math.inf
     cost = model_scale.measure(text, most)
@@ -94,7 +101,14 @@ def _scaled(text: str, scale: float | str | None, threads: int) -> tuple[str, li
         if over > 1:
             notes.append(f"still {over:.1f} times over the budget; no size is left to shrink")
     else:
-        check_room(COPIES * cost.held_bytes, "give --scale")
+        remedy = "judge it on a larger machine" if within else "give --scale"
+        check_room(COPIES * cost.held_bytes, remedy)
+        over = cost.over(budgets[within](threads)) if within else 0.0
+        if over > model_scale.MOST_OVER:
+            raise KernelError(
+                f"a call takes {over:.0f} times what a verdict has room for; --scale 1 and a "
+                "longer time limit try it"
+            )
     return text, notes
 
 

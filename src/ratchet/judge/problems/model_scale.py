@@ -1,6 +1,7 @@
 """Shrinking of a KernelBench file to fit a machine: its batch first, then its sizes.
 
-Sizes are integers assigned to names at the top of the file. They are changed in its text. Fake
+Sizes are integers assigned to names at the top of the file. They are changed in its text, and keep
+divisors that a kernel may count on, such as the 128 of its blocks: powers of two first. Fake
 tensors, which have shapes but no values, show the cost of a change and whether it breaks the model.
 No clock is asked: the same file has the same sizes on the same number of cores, however busy they
 are. Operations and bytes do not tell the time of many small operators, of a convolution in float64
@@ -15,7 +16,7 @@ import operator
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,12 @@ NOT_META = re.compile(r"LSTM|numpy|cuda|\bcpu\b")
 """Things that only fake tensors know: oneDNN's LSTM as one operator, tensors placed by name, which
 would have values, of any size."""
 SMALLEST_BATCH, SMALLEST_SIZE = 4, 8
+KEPT_POWER = 128
+"""A size stays a multiple of this power of two, or of a smaller one, if it was: kernels have blocks
+of up to so many elements."""
+MOST_TRIED = 1000  # Smaller sizes that are compared for the divisors that they keep
+MOST_OVER = 30.0
+"""A call at a file's own sizes may take this many times the budget, if nothing is timed there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -309,7 +316,10 @@ def fit(
             break
         for names in _together(name, now):
             over = cost.over(budget) ** (1 / len(names))
-            trial = values | {one: _smaller(name, now[name], over) for one in names}
+            others = {now[one] for one in now if found[one] != found[name]}
+            trial = values | dict.fromkeys(
+                names, _smaller(name, now[name], found[name], over, others)
+            )
             smaller = measure(rewritten(text, trial), most_operators)
             if smaller is not None and (smaller.bytes < cost.bytes or cost.bytes == math.inf):
                 values, cost = trial, smaller
@@ -337,10 +347,24 @@ def _next(now: Mapping[str, int], fixed: set[str]) -> str | None:
     return max(named or open_ones, key=lambda one: now[one]) if open_ones else None
 
 
-def _smaller(name: str, value: int, over: float) -> int:
+def _smaller(name: str, value: int, was: int, over: float, others: Collection[int]) -> int:
+    """Return a smaller size with as many divisors of the file's as can be, powers of two first.
+
+    It is no size of `others` if it can be helped, so that no two sizes are mistaken for each other.
+    """
     if is_batch(name):
-        return max(SMALLEST_BATCH, min(value - 1, int(value / over)))
-    return max(SMALLEST_SIZE, value // (FIRST_STEP if math.isinf(over) else 2))
+        least, most = SMALLEST_BATCH, max(SMALLEST_BATCH, min(value - 1, int(value / over)))
+    else:
+        divided = value // (FIRST_STEP if math.isinf(over) else 2)
+        least, most = SMALLEST_SIZE, max(SMALLEST_SIZE, divided)
+    power = math.gcd(was, KEPT_POWER)
+    while power > most:
+        power //= 2
+    tried = range(most - most % power, max(least, most // 4) - 1, -power)[:MOST_TRIED]
+    return max(
+        tried or (most,),
+        key=lambda one: (one not in others, 2 * one > most, math.gcd(one, was), one),
+    )
 
 
 class _TooManyOperators(Exception):

@@ -50,6 +50,7 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process import WALL_FACTOR, watchdog
 from ratchet.base.process.channel import Message
 from ratchet.judge.problems import file_keeper
+from ratchet.judge.problems.assigned_sizes import rewritten
 from ratchet.judge.problems.card import ProblemCard, card_of
 from ratchet.judge.problems.case import Scale
 from ratchet.judge.problems.file_keeper import DECLARED
@@ -113,6 +114,34 @@ def load_problem(
         problem = Problem.from_json(found["problem"])
         return problem if problem.model is not None else problem.at(*tiers)
     return Problem(name=path.stem, reference="file:", cases=(), text=text, fault=found["fault"])
+
+
+def at_own_sizes(
+    problem: Problem, *, describe: Describe, time_limit_s: float, emulated: bool
+) -> Problem:
+    """Return a model's problem at the sizes of its file, some of which were shrunk.
+
+    Nothing is timed at them. It has a `fault` if they do not fit here: into memory, or into the
+    time of a verdict.
+    """
+    form = problem.model
+    assert form is not None
+    text = rewritten(problem.text, {one.name: one.old for one in form.shrunk})
+    request: Message = {
+        "text": text,
+        "name": problem.name,
+        "scale": None,
+        "within": "emulated" if emulated else "auto",
+        "declared": False,
+        "threads": len(os.sched_getaffinity(0)),
+    }
+    found = describe(request, time_limit_s)
+    if "fault" in found:
+        return replace(problem, text=text, fault=found["fault"])
+    own = Problem.from_json(found["problem"])
+    assert own.model is not None
+    own = replace(own, task=problem.task, model=replace(own.model, frozen=form.frozen))
+    return own if emulated else own.untimed()
 
 
 def load_card(

@@ -40,8 +40,7 @@ WORK_S = 120.0
 """The judge gives up a candidate's process that was at work for longer than this over all cases,
 and for longer than the time limit."""
 REJECTING: Final = ("crashed", "wrong", "refused")
-"""The statuses with which a kernel that is built for its file's sizes alone rejects others: it
-raises, returns another form, or refuses. To return wrong values is not to reject."""
+"""The statuses of a kernel that is built for its file's sizes alone on others."""
 NEAR: Final = 0.5
 """On a size that the problem does not state, an answer that is further off than this (the norm of
 its error over that of the right answer) is taken for another computation, not for an inexact
@@ -55,8 +54,9 @@ OtherProcess = Callable[[Case], contextlib.AbstractContextManager[CandidateProce
 
 @dataclass(slots=True)
 class CheckedCases:
-    """The cases that a right kernel need not take, by index."""
+    """The process that was checked, and the cases that a right kernel need not take, by index."""
 
+    process: CandidateProcess
     declined: set[int] = field(default_factory=set)
     apart: set[int] = field(default_factory=set)
     """Those that it rejects, or that it was given in a process of their own."""
@@ -75,21 +75,25 @@ def check_cases(
     candidate: CandidateProcess,
     opened: OpenProblem,
     record: Record,
+    renew: Callable[[], CandidateProcess],
     other: OtherProcess | None = None,
 ) -> CheckedCases:
     """Check every case of the problem: none may be wrong, and no timed one declined.
 
     A timed case is also given values of the hidden ones, so a kernel cannot infer its inputs'
-    values from their sizes. `other` returns what starts the process for a hidden case whose sizes
-    a kernel's constants follow, or None. Raises CandidateFault.
+    values from their sizes. On sizes that the file of a model does not have nothing is held against
+    the kernel: `renew` starts it anew if they end its process. `other` returns what starts the
+    process for a hidden case whose sizes a kernel's constants follow, or None. Raises
+    CandidateFault.
     """
-    checked = CheckedCases()
+    checked = CheckedCases(candidate)
     for index, case in enumerate(opened.problem.cases):
+        candidate = checked.process
         if case.grown:
             checked.apart.add(index)
             passed, detail, _ = _check_grown(candidate, opened, index)
         elif case.hidden and opened.has_other_sizes(index):
-            passed, detail = _check_other_sizes(candidate, opened, index, other, checked)
+            passed, detail = _check_other_sizes(checked, opened, index, renew, other)
         else:
             passed, detail, _ = check_case(candidate, opened, index)
         record.note(f"correct on {case.name}", detail, passed=passed)
@@ -114,26 +118,31 @@ def check_cases(
 
 
 def _check_other_sizes(
-    candidate: CandidateProcess,
+    checked: CheckedCases,
     opened: OpenProblem,
     index: int,
+    renew: Callable[[], CandidateProcess],
     other: OtherProcess | None,
-    checked: CheckedCases,
 ) -> tuple[bool | None, str]:
-    """Check a model's kernel on sizes that its file does not have; it may reject them."""
+    """Check a model's kernel on sizes that its file does not have, after it was right on those.
+
+    It need not take them: whatever fails there is no fault of a kernel for the file's sizes.
+    """
     process = other(opened.problem.cases[index]) if other is not None else None
     if process is not None:
         checked.apart.add(index)
     try:
-        with process or contextlib.nullcontext(candidate) as asked:
+        with process or contextlib.nullcontext(checked.process) as asked:
             passed, detail, _ = check_case(asked, opened, index)
     except CandidateFault as error:
-        decided = error.decided
-        rejects = error.raised or process is not None
-        if not rejects or wrong_words(decided.reason) or decided.status not in REJECTING:
+        if error.decided.status not in REJECTING:
             raise
+        passed, detail = False, error.decided.reason
+        if process is None and not error.raised:
+            checked.process = renew()
+    if passed is False:
         checked.apart.add(index)
-        return None, f"it takes the sizes of the problem's file alone: {decided.reason}"
+        return None, f"it takes the sizes of the problem's file alone: {detail}"
     followed = "its file's constants followed the sizes; " if process is not None else ""
     return passed, followed + detail
 

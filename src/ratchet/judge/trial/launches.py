@@ -87,6 +87,15 @@ class Launches:
             self._load(process)
         return self._standing[0]
 
+    def renew(self) -> CandidateProcess:
+        """Start the first process anew, whose end was no fault of the kernel; it is stopped."""
+        before = self._standing[0]
+        before.close()
+        self._standing[0] = self._start()
+        self._load(self._standing[0])
+        self._standing[0].censuses = before.censuses
+        return self._standing[0]
+
     def rest(self) -> None:
         """Raise CandidateFault if a stopped process has run: it disturbed the others."""
         for process in self._standing:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from ratchet.judge.integrity.own_work import CodePlaces, places_of, watch_for
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.kernels.kernel_file import is_extension
 from ratchet.judge.problems.problem import Case, Problem
+from ratchet.judge.problems.problem_file import at_own_sizes
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import arm_environment, isolation_name
@@ -31,7 +32,7 @@ from ratchet.judge.trial import plan
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.compiling import Library, NextLibrary
 from ratchet.judge.trial.decide import conclude, with_less_gain, without_gain
-from ratchet.judge.trial.kernel_checks import check_cases
+from ratchet.judge.trial.kernel_checks import REJECTING, check_cases
 from ratchet.judge.trial.launches import Launches, SharedCompilations
 from ratchet.judge.trial.looks import check_clocks, count_on_device, see_alone, time_until_answered
 from ratchet.judge.trial.many_calls import check_together, check_wear, told_of_wear, why_no_gain
@@ -95,6 +96,7 @@ class KernelTrial:
 
     def __post_init__(self) -> None:
         self.isolation = isolation_name()
+        self._asked = self.problem  # The problem that the verdict is about
         self._judged = self.problem  # The problem with the cases on which it is judged
         self._unplaced: list[str] = []
         self._is_right = False  # True once every output was checked
@@ -109,6 +111,12 @@ class KernelTrial:
         return self.kernel
 
     @property
+    def _is_native(self) -> bool:
+        """True if the kernel runs as it is: not emulated, and not interpreted."""
+        needs_gpu = self.kernel.language == "triton" and self.accelerator is None
+        return self.target is None and not needs_gpu
+
+    @property
     def _device(self) -> str | None:
         return None if self.accelerator is None else self.accelerator.torch_name
 
@@ -121,7 +129,61 @@ class KernelTrial:
                 self.record.note("the GPU", one, passed=None)
 
     def run(self, reference: ReferenceProcess) -> Decided:
-        """Run the stages; return the answer of the last, or raise that of an earlier one."""
+        """Run the stages; return the answer of the last, or raise that of an earlier one.
+
+        A size that the judge chose convicts nobody: a kernel that fails on a shrunk problem is
+        judged once more, at the problem's own sizes.
+        """
+        try:
+            return self._run(reference)
+        except CandidateFault as error:
+            found = error.decided
+            compiles = found.status != "refused" or self.kernel.language in WITH_TORCH
+            if not (self._shrunk and found.status in REJECTING and compiles):
+                raise
+        return self._run_at_own_sizes(found, reference)
+
+    def _run_at_own_sizes(self, found: Decided, reference: ReferenceProcess) -> Decided:
+        """Return the answer at the sizes of the problem's file, after one at other sizes."""
+        failed = f"{found.reason} (at sizes that the judge chose: {self._shrunk}"
+        self.problem = self._judged = at_own_sizes(
+            self._asked,
+            describe=reference.describe,
+            time_limit_s=max(LEFT_TO_EXPLAIN_S, self.clock.left_s),
+            emulated=self.target is not None,
+        )
+        if self.problem.fault:
+            why = f"{failed}; the problem's own do not fit here: {self.problem.fault})"
+            raise fault("unmeasured", why)
+        self.record, self._unplaced, self._is_right = Record(), [], False
+        self.record.note("sizes", f"{failed}; judged at the problem's own)", passed=None)
+        LOG.debug("judged at the problem's own sizes")
+        try:
+            decided = self._run(reference)
+        except CandidateFault as error:
+            if error.decided.status not in ("unmeasured", "timed_out"):
+                raise
+            why = f"{failed}; at the problem's own: {error.decided.reason})"
+            raise fault("unmeasured", why) from error
+        except OutOfTime as error:
+            if self._is_right:
+                raise
+            why = (
+                f"{failed}; no time was left for the problem's own: {error}; raise the time limit)"
+            )
+            raise fault("unmeasured", why) from error
+        fails = "it fails at the smaller sizes that the judge chose"
+        if self._is_native:
+            return Decided.untimed(f"{fails}; --scale 1 times it at the problem's own")
+        return replace(decided, reason=f"{decided.reason}, at the problem's own sizes: {fails}")
+
+    @property
+    def _shrunk(self) -> str:
+        """The sizes that the judge chose in the place of the file's, in words; empty without."""
+        form = self.problem.model
+        return "" if form is None else ", ".join(one.words() for one in form.shrunk)
+
+    def _run(self, reference: ReferenceProcess) -> Decided:
         if self.problem.fault:
             raise fault("refused", f"the problem cannot be judged: {self.problem.fault}")
         if self.kernel.language not in LANGUAGES and self.target is None:
@@ -132,7 +194,7 @@ class KernelTrial:
             )
         if self.target is not None:
             return self._emulate(reference, self.target)
-        if self.kernel.language == "triton" and self.accelerator is None:
+        if not self._is_native:
             return self._interpret(reference)
         run = self._run_of(self.kernel, self.problem, is_native=True)
         with contextlib.closing(self._library()) as library:
@@ -168,7 +230,7 @@ class KernelTrial:
         self, found: CandidateFault, reference: ReferenceProcess, run: _Run
     ) -> CandidateFault:
         """Return the answer on a wrong model with what its state explains."""
-        if found.decided.status != "wrong":
+        if found.decided.status != "wrong" or self._shrunk:  # it is judged at other sizes next
             return found
         words = []
         with contextlib.suppress(OutOfTime):  # the answer stands without a reason
@@ -240,7 +302,7 @@ class KernelTrial:
             # Thread samples cannot show whose kernel runs on a GPU: there the census decides alone.
             looked_at = replace(self.problem, task="any") if self.accelerator else self.problem
             places = stack.enter_context(places_of(looked_at, self.kernel, library.fetch()))
-            self._check(candidate, opened, run, launches, places)
+            candidate = self._check(candidate, opened, run, launches, places)
             LOG.debug("its outputs are right")
             if self.accelerator is not None:
                 self._count(candidate, launches, opened)
@@ -308,18 +370,21 @@ class KernelTrial:
         ):
             candidate = launches.load(run.machine)
             self._unplaced = candidate.unplaced
-            for stage in (
-                partial(self._check, candidate, opened, run, launches, places),
-                partial(self._watch_untimed, candidate, self._rivalry(opened), places),
-            ):
-                try:
-                    stage()
-                except CandidateFault as error:
-                    why = error.decided
-                    if self.target is None or why.status != "unmeasured":
-                        raise
-                    # Emulated work is too short for thread samples: the census decides alone.
-                    self.record.note("own work, looks", why.reason, passed=None)
+            with self._emulated_work_is_short():
+                candidate = self._check(candidate, opened, run, launches, places)
+            with self._emulated_work_is_short():
+                self._watch_untimed(candidate, self._rivalry(opened), places)
+
+    @contextlib.contextmanager
+    def _emulated_work_is_short(self) -> Iterator[None]:
+        """Note that thread samples were too few: the census of emulated work decides alone."""
+        try:
+            yield
+        except CandidateFault as error:
+            why = error.decided
+            if self.target is None or why.status != "unmeasured":
+                raise
+            self.record.note("own work, looks", why.reason, passed=None)
 
     def _open(self, reference: ReferenceProcess, run: _Run) -> OpenProblem:
         """Hand the problem to the reference worker, which judges it first."""
@@ -376,17 +441,21 @@ class KernelTrial:
         run: _Run,
         launches: Launches,
         places: CodePlaces | None,
-    ) -> None:
-        """Check every case; count what a Python kernel calls if it must do the work itself."""
+    ) -> CandidateProcess:
+        """Check every case; count what a Python kernel calls if it must do the work itself.
+
+        Returns the process that was checked to the end.
+        """
         record, is_own = run.record, places is not None and self.kernel.language != "cpp"
         candidate.censuses = [] if is_own or self.target is not None else None
         other = partial(self._with_sizes_of, run, launches) if run.is_native else None
-        checked = check_cases(candidate, opened, record, other)
+        checked = check_cases(candidate, opened, record, launches.renew, other)
+        candidate = checked.process
         check_together(candidate, opened, record)
         if run.is_native:
             check_wear(candidate, opened, record, checked)
         if candidate.censuses is None:
-            return
+            return candidate
         told = [read_census(layout, census) for layout, census in candidate.censuses]
         candidate.censuses = None
         if is_own:
@@ -396,6 +465,7 @@ class KernelTrial:
                 raise fault("cheating", why)
         if self.target is not None:
             record.emulated = targets().estimates(run.problem, self.target, told)
+        return candidate
 
     def _with_sizes_of(
         self, run: _Run, launches: Launches, case: Case
@@ -504,7 +574,7 @@ class KernelTrial:
             emulated=self.record.emulated,
             isolation=self.isolation,
             kernel_hash=self.kernel.hash,
-            problem_hash=self.problem.hash,
+            problem_hash=self._asked.hash,
             samples=self.record.samples,
             environment={
                 "judge": revision(self.target),
@@ -527,9 +597,8 @@ class KernelTrial:
             return f" ({'; '.join(told)})"
         if form is None or decided.status in ("unmeasured", "cheating"):
             return ""
-        changes = ", ".join(one.words() for one in form.shrunk)
-        shrunk = f" (the problem was shrunk: {changes}; --scale 1 keeps its sizes)"
-        return shrunk if changes else ""
+        shrunk = f" (the problem was shrunk: {self._shrunk}; --scale 1 keeps its sizes)"
+        return shrunk if self._shrunk else ""
 
     def _profile(self) -> dict[str, object] | None:
         """Return the static profile of a GPU's kernel, if it is asked for, whatever its status."""
