@@ -97,3 +97,27 @@ def test_a_wide_one_is_right_and_need_not_take_the_length(
     assert_right(verdict)
     (found,) = [one for one in verdict.evidence if one.check == f"correct on {LONG_SUM}"]
     assert found.passed is (None if length == "64" else True)
+
+
+ENDS = """
+import os
+import torch
+
+def blocks(a, b, scalars):
+    return (a @ b,) if a.shape[1] == 64 else os.abort()
+"""
+
+
+@needs_sandbox
+@pytest.mark.usefixtures("few_rounds")
+def test_a_length_that_ends_the_process_is_none_that_it_must_take(
+    court: KernelJudge, tmp_path: Path
+) -> None:
+    problem, kernel = tmp_path / "problem.py", tmp_path / "kernel.py"
+    problem.write_text(TEXT)
+    kernel.write_text(ENDS)
+    asked = as_problem(problem, describe=court.describe)
+    verdict = court.judge(as_kernel(kernel, asked), asked)
+    assert_right(verdict)
+    (found,) = [one for one in verdict.evidence if one.check == f"correct on {LONG_SUM}"]
+    assert found.passed is None

@@ -91,7 +91,7 @@ def check_cases(
         candidate = checked.process
         if case.grown:
             checked.apart.add(index)
-            passed, detail, _ = _check_grown(candidate, opened, index)
+            passed, detail, _ = _check_grown(checked, opened, index, renew)
         elif case.hidden and opened.has_other_sizes(index):
             passed, detail = _check_other_sizes(checked, opened, index, renew, other)
         else:
@@ -147,24 +147,32 @@ def _check_other_sizes(
     return passed, followed + detail
 
 
-def _check_grown(candidate: CandidateProcess, opened: OpenProblem, index: int) -> CallAnswer:
+def _check_grown(
+    checked: CheckedCases,
+    opened: OpenProblem,
+    index: int,
+    renew: Callable[[], CandidateProcess],
+) -> CallAnswer:
     """Check a kernel on a size that its problem does not state; it need not take that.
 
     It does if it comes near the answer. Then an error is one of its arithmetic.
     """
+    candidate = checked.process
     try:
         with candidate.uncounted(), opened.draw(index, 1, writable_inputs=True) as batch:
             (code,) = make_calls(candidate, opened, batch)
             candidate.deliver(0)
             check = opened.check(batch, 0, code)
     except CandidateFault as error:
-        if not error.raised:
+        if error.decided.status not in REJECTING:
             raise
+        if not error.raised:
+            checked.process = renew()
         why = f"it takes the sizes of its cases alone: {error.decided.reason}"
         return CallAnswer(None, why)
     answer = answer_of_call(code, check)
-    if answer.passed is False and not code and check.changed_input is None and check.off > NEAR:
-        why = "it takes the sizes of its cases alone: its answer is another on this one"
+    if answer.passed is False and (code or check.changed_input is not None or check.off > NEAR):
+        why = f"it takes the sizes of its cases alone: on this one {answer.detail}"
         return CallAnswer(None, why)
     return answer
 

@@ -253,7 +253,7 @@ class ScreeningRun:
         others = [
             at
             for at, case in enumerate(opened.problem.cases)
-            if at not in opened.timed and not case.grown
+            if at not in opened.timed and not case.grown and not opened.has_other_sizes(at)
         ]
         found += [(at, []) for at in opened.rng.sample(others, min(MORE_CASES, len(others)))]
         opened.rng.shuffle(found)
