@@ -38,7 +38,7 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed
 
 demo: install
-	$(BIN)/ratchet optimize llama-8m --budget 5m --out ratchet-demo
+	$(BIN)/ratchet optimize llama-8m --budget 5m --until-proven --out ratchet-demo
 
 # Compiled tests and modules are kept, whatever PYTHONDONTWRITEBYTECODE says: processes start sooner.
 # Tests that failed run once more, alone: one that passes then was disturbed by what ran beside it.

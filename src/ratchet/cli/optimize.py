@@ -65,6 +65,9 @@ def optimize(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     launches: Annotated[int, typer.Option(min=1, help="Process launches of the final run.")] = 3,
+    until_proven: Annotated[
+        bool, typer.Option("--until-proven", help="End once a recipe is proven faster.")
+    ] = False,
     parallel: ParallelWords = None,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
@@ -91,6 +94,7 @@ def optimize(
         try_lever=try_lever,
         resume=resume,
         launches=launches,
+        until_proven=until_proven,
         parallel=parallel,
         batch_size=batch_size,
         sequence=sequence,

@@ -19,6 +19,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.train.turn.optimize_result import OptimizeResult
 from ratchet.train.turn.schedule import (
     CLOSING,
+    ENDS_PROVEN,
     LEAST_LAUNCHES,
     PATH,
     PLANNED_LAUNCHES,
@@ -155,6 +156,22 @@ def test_every_second_of_a_turn_is_counted_once(tmp_path: Path) -> None:
     assert sum(took_s.values()) == pytest.approx(result.duration_s, rel=0.02)
     assert {"the step as written", "timed pairs", "launches of the proof"} <= took_s.keys()
     assert "Where this turn&#39;s time went" in render_page(result)
+
+
+def test_a_turn_may_end_with_its_proof(tmp_path: Path) -> None:
+    """Then it has timed the recipe beside the rival and the step as written, and nothing else."""
+    world = World(factors={"allocator": 0.7})
+    whole = run(world, tmp_path / "whole", 900.0).result
+    found = run(World(factors={"allocator": 0.7}), tmp_path / "ended", 900.0, until_proven=True)
+    result = found.result
+    assert result.recipe_is == whole.recipe_is == "proven"
+    assert result.duration_s < 0.7 * whole.duration_s
+    for pair in ("vs_compile", "vs_written"):
+        speedup = result.speedup[pair]
+        assert speedup is not None and speedup.answer == "faster"
+    assert result.budget is not None
+    assert {one.reason for one in result.budget.omissions} == {ENDS_PROVEN}
+    assert "budget" not in " ".join(one.reason for one in result.changes)
 
 
 def test_what_is_inside_counts_for_itself() -> None:

@@ -54,6 +54,7 @@ CALLS: dict[str, dict[str, Any]] = {
         "keep_precision": True,
         "try_lever": "compile",
         "launches": 5,
+        "until_proven": True,
         "batch_size": 4,
         "sequence": 32,
         "precision": "bf16_autocast",

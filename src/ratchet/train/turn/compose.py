@@ -53,10 +53,10 @@ TITLES = {
 FEWEST_TIMES = 5  # Samples of a step below which its own time has no interval
 NO_ENDS = (None, None)
 ABSENT = {
-    "as_written": "the budget ended before the step as written was timed beside another",
+    "as_written": "the turn ended before the step as written was timed beside another",
     "best_compile": "the budget ended before torch.compile's step was timed",
-    "best_compile_same": f"torch.compile was not timed in the written arithmetic: {NO_ROOM}",
-    "same_arithmetic": f"no change was tried in the written arithmetic: {NO_ROOM}",
+    "best_compile_same": "the turn ended before torch.compile was timed in the written arithmetic",
+    "same_arithmetic": "the turn ended before a change was tried in the written arithmetic",
     "ratchet": f"no recipe was timed: {NO_ROOM}",
 }
 """By role, the reason why it has no figures."""

@@ -239,12 +239,13 @@ class RivalModes:
     def leave_rest(self) -> None:
         """Name the rivals that the budget had no room for."""
         while (rival := self.next_one()) is not None:
-            self._leave_out(rival, NO_ROOM)
+            self._leave_out(rival, self.turn.schedule.why_ended)
 
     def baseline(self) -> Baseline:
         """Return what is known by now."""
         best = self.best or self.written
-        rows = [*self._rows, *(_untimed(one, NO_ROOM) for one in self.waiting)]
+        why = self.turn.schedule.why_ended
+        rows = [*self._rows, *(_untimed(one, why) for one in self.waiting)]
         return Baseline(
             written=self.written,
             best=best,

@@ -58,6 +58,8 @@ THEN: Final = (
     *(LAUNCHES, LATE_LOSSES, WHOLE, FILLING, MODES, MORE_KERNELS),
     *(ALONE, SAME, SAME_WHOLE, REGIONS),
 )
+UNTIL_PROVEN: Final = (LAUNCHES, LATE_LOSSES, WHOLE)
+"""What a turn that ends with its proof still does after it."""
 KERNELS_FIRST: Final = (
     *(LAUNCHES, LATE_LOSSES, MORE_KERNELS, WHOLE, FILLING, MODES),
     *(ALONE, SAME, SAME_WHOLE, REGIONS),
@@ -70,6 +72,7 @@ LAST_PROFILE: Final = Step("a profile of the recipe")
 GRADIENTS: Final = Step("the check of the recipe's gradients")
 CEILINGS: Final = Step("measuring the ceilings again")
 NO_ROOM: Final = "the budget has no room for it"
+ENDS_PROVEN: Final = "--until-proven ended the turn before it"
 
 # What a turn's time goes to.
 BEFORE: Final = "before the step"  # Imports, and the ceilings where they are due
@@ -167,6 +170,7 @@ class TurnSchedule:
     reserved_s: float = 0.0  # Seconds that kernels left to the bundle and its proof
     took_s: dict[str, float] = field(default_factory=dict)
     """Seconds by what the turn was doing; what starts or compiles beside it does not count."""
+    why_ended: str = NO_ROOM  # Why what is left at the end was not done
     _beside_s: float = math.inf  # End of the stage of kernels if nothing compiles beside it
     _doing: str = BEFORE
     _noted_s: float = 0.0

@@ -281,8 +281,18 @@ class Search:
             return
         ratio = self.prover.ratio(rival, best)
         if ratio > 1.0 or ratio == 0.0:  # not timed yet
-            self.prover.settle(self._arms, self.turn.settings.launches)
+            self.prover.settle(self._arms_to_prove(), self.turn.settings.launches)
         self._note_proven()
+
+    def _arms_to_prove(self) -> dict[str, Candidate]:
+        """Return rival and best, and the step as written if that leaves time for a launch."""
+        whole, launch_s = self._whole(["as_written"]), self.prover.launch_s(self._arms)
+        if whole.keys() <= self._arms.keys() or self.prover.is_timed(*whole.values()):
+            return self._arms
+        fits = self.turn.schedule.may_start(
+            schedule.PROOF, self.prover.launch_s(whole), kept_s=launch_s
+        )
+        return whole if fits else self._arms
 
     def _note_proven(self) -> None:
         """Keep where the selection stands if that is proven."""
@@ -317,12 +327,16 @@ class Search:
                 self._done.add(step)
             if step.once:
                 self._done.add(step)
+        if self._order() is schedule.UNTIL_PROVEN:
+            self.turn.schedule.why_ended = schedule.ENDS_PROVEN
         for step in schedule.THEN:
             if needed_s(step) is not None:
-                self.turn.leave_out(step.what, schedule.NO_ROOM)
+                self.turn.leave_out(step.what, self.turn.schedule.why_ended)
         self._settle()
 
     def _order(self) -> tuple[Step, ...]:
+        if self.turn.settings.until_proven and self.prover.is_faster(self._best, self._rival):
+            return schedule.UNTIL_PROVEN
         selected = self._best is not self._selecting.start
         return schedule.THEN if selected else schedule.KERNELS_FIRST
 

@@ -26,7 +26,7 @@ from ratchet.train.turn.screen import LeverScreening, Oracle, expect, screen, sc
 from ratchet.train.turn.state import Turn
 from ratchet.train.workloads.config import StepConfig
 
-IN_BUNDLE = "part of the bundle that was proven whole; the budget ended before it was tried alone"
+IN_BUNDLE = "part of the bundle that was proven whole; not tried alone"
 UNUSED = "its kernel served no call: other changes took the region out of the step's graphs"
 
 
@@ -85,7 +85,8 @@ class Selection:
         for lever in self.inside:
             changes[lever.name] = change_of(lever, "kept", IN_BUNDLE, basis="bundle")
         for lever in self.outside:
-            changes.setdefault(lever.name, change_of(lever, "not_tried", NO_ROOM))
+            why = self.turn.schedule.why_ended
+            changes.setdefault(lever.name, change_of(lever, "not_tried", why))
         found = (
             msgspec.structs.replace(one, winnable_s=self.worth.by_lever.get(one.name))
             for one in changes.values()

@@ -57,6 +57,8 @@ class Settings:
     ledger: str | None = None
     seed: int = 0
     launches: int = DEFAULT_LAUNCHES
+    until_proven: bool = False
+    """End as soon as a recipe is proven faster than its rival, whatever the budget leaves."""
     layout: ParallelLayout | None = None
     """The ranks of `--parallel`; None for a step of one process."""
     loss_steps: int = 200
@@ -81,6 +83,7 @@ class Settings:
             "keep_precision": self.keep_precision or None,
             "try_lever": self.try_lever,
             "launches": self.launches if self.launches != DEFAULT_LAUNCHES else None,
+            "until_proven": self.until_proven or None,
             "parallel": str(self.layout) if self.layout is not None else None,
             **self.options,
             "seed": self.seed or None,
@@ -127,6 +130,8 @@ def check_settings(settings: Settings) -> None:
     check_seed(settings.seed)
     if settings.try_lever is not None and settings.layout is None:  # ranks have levers of their own
         check_lever(settings.try_lever)
+    if settings.until_proven and settings.layout is not None:
+        raise RatchetError("--until-proven ends a turn of one process: leave it or --parallel out")
     if why := why_not_new_folder(settings.out):
         raise RatchetError(f"--out {settings.out} {why}: name a folder")
 
@@ -155,6 +160,7 @@ def make_settings(
     try_lever: str | None = None,
     resume: bool = False,
     launches: int = DEFAULT_LAUNCHES,
+    until_proven: bool = False,
     batch_size: int | None = None,
     sequence: int | None = None,
     precision: str | None = None,
@@ -174,6 +180,7 @@ def make_settings(
         try_lever=try_lever,
         resume=resume,
         launches=launches,
+        until_proven=until_proven,
         seed=seed,
         ledger=ledger,
         layout=None if parallel is None else parse_parallel(parallel),
