@@ -178,6 +178,18 @@ def test_a_faster_measurement_refutes_a_ceiling_at_once(
     assert unrefuted(CPU, kept, fastest(0.01), folder=tmp_path) == better
 
 
+def test_what_was_refuted_was_not_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file claims to be quiet; a beaten rate says otherwise, so more measurements are due."""
+    found = [msgspec.structs.replace(BUSY, busy=0.0, times=3), msgspec.structs.replace(BUSY)]
+    monkeypatch.setattr(room, "_measured", lambda device: found.pop(0))
+    kept = measure(CPU, folder=tmp_path)
+    assert not kept.provisional
+    monkeypatch.setattr(room, "_measured_here", {})  # another process reads it
+    again = unrefuted(CPU, kept, fastest(0.01), folder=tmp_path)
+    assert again.provisional and again.times == 1
+    assert again.flops_per_s == kept.flops_per_s
+
+
 def test_what_no_measurement_reaches_is_measured_once_in_a_quiet_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,24 +111,26 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return max((rate[level] for rate in rates if level in rate), default=0.0)
 
 
-def measure(
-    device: Device, *, again: Literal["", "due", "now"] = "", folder: Path | None = None
-) -> Ceilings:
+Again = Literal["", "due", "now", "refuted"]
+
+
+def measure(device: Device, *, again: Again = "", folder: Path | None = None) -> Ceilings:
     """Return a device's ceilings: from the cache, or measured in some 5 s.
 
     `again` measures once more, now or where it is due, and keeps the best of each rate. It is due
     until TIMES measurements were made and one of them was quiet; at least APART_S apart, and once a
-    process. What was measured with fewer threads counts too. A damaged or foreign file is measured
-    anew; a folder that cannot be written is logged. DeviceError if memory runs out.
+    process. Those that were `refuted` do not count as measurements, nor as quiet. What was measured
+    with fewer threads counts too. A damaged or foreign file is measured anew; a folder that cannot
+    be written is logged. DeviceError if memory runs out.
     """
     path = _path(device, folder)
     known = _read(path, device)
-    if known is not None and not (again == "now" or (again == "due" and _is_due(path, known))):
+    if known is not None and (again == "" or (again == "due" and not _is_due(path, known))):
         return _with_fewer_threads(path, known, device)
     found = _measured(device)
     _measured_here[path] = (time.monotonic(), not found.provisional)
     newest = _read(path, device) if known is not None else None  # another process may have written
-    ceilings = found if newest is None else _both(newest, found)
+    ceilings = found if newest is None else _both(newest, found, refuted=again == "refuted")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, encoded(ceilings, indent=1))
@@ -158,7 +160,7 @@ def unrefuted(
     measured_s, quiet = _measured_here.get(_path(device, folder), (-math.inf, False))
     if quiet and time.monotonic() - measured_s < APART_S:
         return newest
-    return measure(device, again="now", folder=folder)
+    return measure(device, again="refuted", folder=folder)
 
 
 def _measured(device: Device) -> Ceilings:
@@ -204,8 +206,10 @@ def _path(device: Device, folder: Path | None) -> Path:
     return (folder or cache_folder("ceilings")) / f"{key}-{_threads(device)}.json"
 
 
-def _both(known: Ceilings, found: Ceilings) -> Ceilings:
-    """Return what two measurements of as many threads tell."""
+def _both(known: Ceilings, found: Ceilings, *, refuted: bool) -> Ceilings:
+    """Return what measurements of as many threads tell; those before may have been refuted."""
+    if refuted:
+        return found.best_with(known)
     quietest = min((one.busy for one in (known, found) if one.busy is not None), default=None)
     times = known.times + found.times
     return msgspec.structs.replace(known.best_with(found), times=times, busy=quietest)
