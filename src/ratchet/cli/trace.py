@@ -28,7 +28,6 @@ from ratchet.cli.app import (
 )
 
 if TYPE_CHECKING:
-    from ratchet.trace.answers.roofline import Rooflines
     from ratchet.trace.export import Table
 
 
@@ -148,14 +147,18 @@ def report(
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.base.show.terminal import working
-    from ratchet.trace.compare import report_run
+    from ratchet.trace.answers.roofline import named_ceilings
+    from ratchet.trace.compare import report_here, report_run
     from ratchet.trace.export import document, ranks_document, ranks_tables, report_tables
     from ratchet.trace.ranks import Ranks
     from ratchet.trace.show import render_trace_page, trace_report
 
     _check_outputs(out, parquet)
     with working(f"reading {run}"):
-        found = report_run(run, _ceilings(device), rank)
+        if device == HERE:
+            found = report_here(run, rank)
+        else:
+            found = report_run(run, None if device is None else named_ceilings(device), rank)
     _write_page(out, lambda: render_trace_page(found))
     if isinstance(found, Ranks):
         _write_tables(parquet, lambda: ranks_tables(found))
@@ -189,21 +192,6 @@ def diff(
     _write_tables(parquet, lambda: diff_tables(found))
     show(as_json, lambda: diff_document(found), lambda: diff_report(found, top=top))
     _say_written(as_json, out, parquet)
-
-
-def _ceilings(device: str | None) -> Rooflines | None:
-    """Return the ceilings of a named device; None leaves the choice to the trace."""
-    if device is None:
-        return None
-    from ratchet.trace.answers.roofline import measured_ceilings, named_ceilings
-
-    if device != HERE:
-        return named_ceilings(device)
-    from ratchet.base.devices import ceilings
-    from ratchet.base.devices.probe import probe
-
-    found = probe("auto")
-    return measured_ceilings(ceilings.measure(found), found.model)
 
 
 def _check_outputs(out: Path | None, parquet: Path | None) -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Literal
 
 from ratchet.base import files
+from ratchet.base.devices.ceilings import Ceilings, above, measure, unrefuted
+from ratchet.base.devices.probe import probe
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis import PARTS, Analysis, analyse
 from ratchet.trace.answers.kernels import module_paths, work_of
 from ratchet.trace.answers.report import Report
-from ratchet.trace.answers.roofline import Rooflines
+from ratchet.trace.answers.roofline import Rooflines, measured_ceilings
 from ratchet.trace.ranks import Ranks, each_rank, read_ranks, report_file
 from ratchet.trace.read import read
 from ratchet.trace.read.columns import Trace
@@ -251,6 +253,26 @@ def report_run(
         return ranks
     alone = ranks.reports[0]
     return replace(alone, faults=(*ranks.faults, *alone.faults))
+
+
+def report_here(path: Path, rank: int | None = None) -> Report | Ranks:
+    """Report a run as `report_run` does, with the ceilings that are measured on this machine.
+
+    An operator that is faster refutes them. DeviceError if they cannot be measured.
+    """
+    device = probe("auto")
+    known = measure(device)
+    found = report_run(path, measured_ceilings(known, device.model), rank)
+    reports = found.reports if isinstance(found, Ranks) else (found,)
+    rows = [row for one in reports for row in one.roofline]
+
+    def is_beaten(ceilings: Ceilings) -> bool:
+        return any(above(ceilings, row.flops_per_s, row.dtype) for row in rows)
+
+    better = unrefuted(device, known, is_beaten)
+    if better == known:
+        return found
+    return report_run(path, measured_ceilings(better, device.model), rank)
 
 
 def diff_runs(before: Path, after: Path, rank: int | None = None) -> Diff:

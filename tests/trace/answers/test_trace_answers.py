@@ -8,8 +8,9 @@ from pathlib import Path
 import made_traces as mt
 import pytest
 
-from ratchet.base.devices import catalogue
+from ratchet.base.devices import catalogue, ceilings
 from ratchet.base.devices.ceilings import Ceilings, Roofline
+from ratchet.trace import compare
 from ratchet.trace.analysis import KERNEL
 from ratchet.trace.answers.collectives import bus_factor, operation_of
 from ratchet.trace.answers.report import Report, report
@@ -282,3 +283,26 @@ def test_the_document_has_the_promised_keys(tmp_path: Path) -> None:
     assert found["communication"]["overlap"] is None
     assert {"kernels", "collectives", "advice", "window_is"} <= set(found)
     assert found["kernels"][0]["mean"] == 9000
+
+
+@pytest.mark.parametrize("low", [1e3, 1e12])
+def test_an_operator_above_this_machines_ceiling_has_it_measured_anew(
+    low: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The product does 14 MFLOP/s."""
+
+    def rates(flops_per_s: float) -> Ceilings:
+        return Ceilings(
+            gemm_flops_per_s={"bf16": flops_per_s, "fp32": flops_per_s},
+            copy_bytes_per_s={"dram": 1e11}, triad_bytes_per_s={"dram": 1e11},
+        )  # fmt: skip
+
+    def measured(device: object, *, again: str = "", folder: None = None) -> Ceilings:
+        return rates(1e11 if again else low)
+
+    for module in (ceilings, compare):
+        monkeypatch.setattr(module, "measure", measured)
+    found = compare.report_here(mt.write(tmp_path / "made.json", one_layer()))
+    assert isinstance(found, Report)
+    (mm,) = {row.roof_flops_per_s for row in found.roofline if row.name == "aten::mm"}
+    assert mm == max(low, 1e11)
