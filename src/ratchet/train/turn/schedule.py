@@ -59,7 +59,7 @@ THEN: Final = (
     *(ALONE, SAME, SAME_WHOLE, REGIONS),
 )
 UNTIL_PROVEN: Final = (LAUNCHES, LATE_LOSSES, WHOLE)
-"""What a turn that ends with its proof still does after it."""
+"""The work that a turn which ends with its proof still does after it."""
 KERNELS_FIRST: Final = (
     *(LAUNCHES, LATE_LOSSES, MORE_KERNELS, WHOLE, FILLING, MODES),
     *(ALONE, SAME, SAME_WHOLE, REGIONS),
