@@ -18,6 +18,7 @@ from ratchet.base.devices import describe, paper_of, rates
 from ratchet.base.devices.ceilings import APART_S, FORMAT, QUIET, Ceilings, measure, unrefuted
 from ratchet.base.devices.cpuinfo import OthersUse
 from ratchet.base.devices.probe import Device, compiler, level_bytes, probe
+from ratchet.base.errors import DeviceError
 
 CPU = probe("cpu")
 
@@ -176,6 +177,17 @@ def test_a_faster_measurement_refutes_a_ceiling_at_once(
     assert better.flops_per_s == KNOWN.flops_per_s and not found
     # A reader that still holds the old rates gets those of the file.
     assert unrefuted(CPU, kept, fastest(0.01), folder=tmp_path) == better
+
+
+def test_where_memory_runs_out_refuted_ceilings_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(device: Device) -> Ceilings:
+        raise DeviceError("cpu cannot hold 7 bytes: free its memory")
+
+    monkeypatch.setattr(room, "_measured", full)
+    assert unrefuted(CPU, BUSY, fastest(1e-9), folder=tmp_path) == BUSY
+    assert "free its memory" in caplog.text
 
 
 def test_what_was_refuted_was_not_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

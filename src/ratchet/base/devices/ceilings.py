@@ -150,17 +150,20 @@ def unrefuted(
 
     `is_beaten` says whether something was measured here that is faster than given ceilings allow.
     Then they are measured anew at once, unless this process did so in a quiet moment of the last
-    APART_S. DeviceError if memory runs out.
+    APART_S, or memory runs out.
     """
     if not is_beaten(known):
         return known
-    newest = measure(device, folder=folder)  # another process may have bettered them
-    if not is_beaten(newest):
+    newest = known
+    try:
+        newest = measure(device, folder=folder)  # another process may have bettered them
+        measured_s, quiet = _measured_here.get(_path(device, folder), (-math.inf, False))
+        if not is_beaten(newest) or (quiet and time.monotonic() - measured_s < APART_S):
+            return newest
+        return measure(device, again="refuted", folder=folder)
+    except DeviceError as error:
+        LOG.warning("the ceilings are too low and were not measured anew: %s", error)
         return newest
-    measured_s, quiet = _measured_here.get(_path(device, folder), (-math.inf, False))
-    if quiet and time.monotonic() - measured_s < APART_S:
-        return newest
-    return measure(device, again="refuted", folder=folder)
 
 
 def _measured(device: Device) -> Ceilings:
