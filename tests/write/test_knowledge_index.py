@@ -12,7 +12,7 @@ import pytest
 from documents import pdf
 
 from ratchet.base.errors import KnowledgeError
-from ratchet.base.ledger.connect import default_path
+from ratchet.base.files import default_ledger
 from ratchet.write.knowledge import KnowledgeIndex, open_index
 from ratchet.write.knowledge import read as reading
 from ratchet.write.knowledge.index import (
@@ -324,7 +324,7 @@ def test_a_query_leaves_out_what_tells_nothing() -> None:
 
 def test_it_lies_beside_the_ledger(tmp_path: Path) -> None:
     assert index_path(str(tmp_path / "mine.db")) == tmp_path / "mine-knowledge.db"
-    assert index_path("postgresql://me@host/db").parent == default_path().parent
+    assert index_path("postgresql://me@host/db").parent == default_ledger().parent
 
 
 def test_two_processes_may_add_at_once(tmp_path: Path, folder: Path) -> None:

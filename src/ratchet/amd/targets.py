@@ -39,7 +39,7 @@ from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.judge.integrity.census import CaseCensus
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import is_extension
-from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem import MORE_TIME, Problem
 from ratchet.judge.sandbox.isolation import arm_environment
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.steps.arms import import_path
@@ -253,7 +253,7 @@ def _works(
 
 def _ask(child: Child, message: Mapping[str, object], limit: Clock) -> dict[str, Json]:
     if limit.left_s < LEAST_S:
-        raise JudgeError("had no time left: raise the time limit")
+        raise JudgeError(f"had no time left: {MORE_TIME}")
     return child.ask(message, limit_s=limit.left_s)
 
 

@@ -14,12 +14,13 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from ratchet.base.errors import FileError
 
+LEDGER = "RATCHET_LEDGER"  # The environment's variable that names the ledger
 SQLITE = b"SQLite format 3\0"  # The first bytes of a database's file
 _KINDS = {
     stat.S_IFREG: "a file",
@@ -41,6 +42,19 @@ def cache_folder(name: str) -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("ratchet", appauthor=False) / name
+
+
+def default_ledger() -> Path:
+    """Return the file of the ledger that is used where none is named."""
+    from platformdirs import user_data_dir
+
+    return Path(user_data_dir("ratchet", appauthor=False)) / "ledger.db"
+
+
+def ledger_place(given: str | os.PathLike[str] | None = None) -> str:
+    """Return the ledger's path or URL: the given one, RATCHET_LEDGER or the default."""
+    text = os.fspath(given) if given is not None else ""
+    return text or os.environ.get(LEDGER, "") or str(default_ledger())
 
 
 def kind(mode: int) -> str:
@@ -121,6 +135,25 @@ def make_folder(path: Path, option: str = "the folder") -> None:
         path.mkdir(parents=True, exist_ok=True)
 
 
+_inputs: set[tuple[int, int]] = set()  # Files that `whole_file` refuses, by device and inode
+
+
+@contextlib.contextmanager
+def kept_whole(paths: Iterable[Path]) -> Iterator[None]:
+    """Let no file take the place of these while the block runs: they are a command's inputs."""
+    before = set(_inputs)
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                _inputs.add((found.st_dev, found.st_ino))
+    try:
+        yield
+    finally:
+        _inputs.clear()
+        _inputs.update(before)
+
+
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: no reader sees half of it.
 
@@ -159,7 +192,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     target = Path(os.path.realpath(path))
     with _told(path):
-        mode = target.stat().st_mode if target.exists() else None
+        found = target.stat() if target.exists() else None
+        mode = None if found is None else found.st_mode
+        if found is not None and (found.st_dev, found.st_ino) in _inputs:
+            raise FileError(f"{path} is what the command reads: name another file or folder")
         if mode is not None and not stat.S_ISREG(mode):
             with target.open("wb") as file:
                 yield file

@@ -75,7 +75,7 @@ def _command(words: list[str], began_s: float, as_json: bool) -> int:
     # typer may carry its own copy of click, so its base class is reached through what it exports.
     usage_error: Any = typer.BadParameter.__mro__[1]
     if unreadable := next((one for one in words if not _is_utf8(one)), None):
-        return _ended(_not_utf8(unreadable), MISTAKE, as_json)
+        return _ended(_unreadable(unreadable), MISTAKE, as_json)
     try:
         code = commands()(
             args=words or ["--help"], prog_name="ratchet", standalone_mode=False, obj=began_s
@@ -104,7 +104,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno in OF_THE_WORLD:
         return str(FileError.of(error)), MISTAKE
     if isinstance(error, UnicodeEncodeError) and not _is_utf8(error.object):
-        return _not_utf8(error.object[max(0, error.start - 40) : error.end + 40]), MISTAKE
+        return _unreadable(error.object[max(0, error.start - 40) : error.end + 40]), MISTAKE
     text = " ".join(str(error).split())[:300]
     return (
         f"internal error, {type(error).__name__}: {text} (--debug shows where)",
@@ -121,11 +121,18 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _not_utf8(name: str) -> str:
-    shown = " ".join(
-        name.encode("utf-8", "surrogateescape").decode(errors="backslashreplace").split()
+def _unreadable(name: str) -> str:
+    """Return the mistake of a name that cannot be written: the file's, or the locale's."""
+    raw = name.encode(sys.getfilesystemencoding(), "surrogateescape")
+    shown = " ".join(raw.decode(errors="backslashreplace").split())
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return f"the name {shown!r} is not UTF-8: rename the file or folder"
+    return (
+        f"the name {shown!r} has letters that this locale lacks ({sys.getfilesystemencoding()}): "
+        "set LC_ALL=C.UTF-8 or PYTHONUTF8=1"
     )
-    return f"the name {shown!r} is not UTF-8: rename the file or folder"
 
 
 def run() -> None:

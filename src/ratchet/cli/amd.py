@@ -21,18 +21,25 @@ from ratchet.cli.app import (
     listed,
     print_json,
     print_result,
+    refuse,
     show,
 )
+from ratchet.cli.outputs import JUNIT, PAGE, SARIF, OutFile, OutFolder
 
 
 @app.command()
 def port(
+    context: typer.Context,
     path: Annotated[Path, typer.Argument(help="A repository, a folder or a file.")],
     write: Annotated[
         bool, typer.Option("--write", help="Change the files. Without it, only report.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Write even if git has no copy of the files.")
+        bool,
+        typer.Option(
+            "--force",
+            help="Write even if git has no copy of the files, and over what Ratchet did not write.",
+        ),
     ] = False,
     target: Annotated[
         str,
@@ -65,12 +72,22 @@ def port(
     ] = "5m",
     sarif: Annotated[
         Path | None,
-        typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF too."),
+        typer.Option(
+            "--sarif",
+            metavar="FILE",
+            parser=OutFile(signs=(SARIF,)),
+            help="Write the findings as SARIF too.",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FOLDER", help="Write the patch, a page, JSON and the HIP code there."
+            "--out",
+            metavar="FOLDER",
+            parser=OutFolder(
+                names=("port.patch", "port.json", "report.html", "hip/**/*.hip"), signs=(PAGE,)
+            ),
+            help="Write the patch, a page, JSON and the HIP code there.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -84,8 +101,7 @@ def port(
     from ratchet.amd.port.porting import PortSettings, write_outputs
     from ratchet.amd.port.porting import port as run
     from ratchet.amd.port.show import as_sarif, port_report, render_port_page
-    from ratchet.base.errors import PortError
-    from ratchet.base.files import check_new_file, check_new_folder, write_whole
+    from ratchet.base.files import write_whole
     from ratchet.base.show.terminal import working
     from ratchet.judge.kernels.kernel import TARGETS
     from ratchet.judge.terms import parse_time_limit_s
@@ -99,11 +115,8 @@ def port(
         compiles=names != ("none",),
     )
     limit_s = parse_time_limit_s(time_limit)
-    if problems is not None and not prove:
-        raise PortError("--problems is for --prove: add it")
-    check_new_file(sarif, "--sarif")
-    if out is not None:
-        check_new_folder(out)
+    if not prove:
+        refuse(context, "problems time_limit", "without --prove")
     with working(f"reading {path}"):
         result = run(path, settings)
     if prove:
@@ -214,11 +227,17 @@ def emulate(
     ] = "first",
     junit: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Also write JUnit's XML, a test case for each kernel."),
+        typer.Option(
+            metavar="FILE",
+            parser=OutFile(signs=(JUNIT,)),
+            help="Also write JUnit's XML, a test case for each kernel.",
+        ),
     ] = None,
     instructions: Annotated[
         int,
-        typer.Option(min=1000, metavar="N", help="Most wave instructions of one launch."),
+        typer.Option(
+            min=1000, max=10**15, metavar="N", help="Most wave instructions of one launch."
+        ),
     ] = 2_000_000_000,
     as_json: AsJson = False,
 ) -> None:

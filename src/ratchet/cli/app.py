@@ -6,13 +6,13 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from ratchet.base import VERSION
+from ratchet.base.errors import RatchetError
 
 if TYPE_CHECKING:
     from ratchet.base.show.model import ResultReport
@@ -22,7 +22,6 @@ app = typer.Typer(
     name="ratchet",
     help="Make PyTorch training faster: every change is measured, judged and proven.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -98,8 +97,8 @@ def _root(
     """Make PyTorch training faster: every change is measured, judged and proven."""
 
 
-def finite(*, least: float | None = None) -> Callable[[str], float]:
-    """Return the parser of a float option, which refuses nan and infinity, at least `least`.
+def finite(*, least: float | None = None, most: float = 1e9) -> Callable[[str], float]:
+    """Return the parser of a float option, which refuses nan and infinity, and keeps its range.
 
     Every option that takes a float has it; typer's own takes nan for a number in any range.
     """
@@ -113,9 +112,23 @@ def finite(*, least: float | None = None) -> Callable[[str], float]:
             raise typer.BadParameter(f"{text!r} is no finite number: give one such as 0.5")
         if least is not None and value < least:
             raise typer.BadParameter(f"{value:g} is below {least:g}: give {least:g} or more")
+        if value > most:
+            raise typer.BadParameter(f"{value:g} is above {most:g}: give {most:g} or less")
         return value
 
     return parse
+
+
+def seed_option(words: str) -> Any:
+    """Return the option of a seed; one that NumPy or torch would not take is a mistake."""
+
+    def checked(seed: int) -> int:
+        from ratchet.train.turn.settings import check_seed
+
+        check_seed(seed)
+        return seed
+
+    return typer.Option("--seed", callback=checked, help=words)
 
 
 BatchSize = Annotated[
@@ -141,10 +154,6 @@ Fleet = Annotated[
         help="Where to judge: on this machine, on the Ray cluster at hand, or on another.",
     ),
 ]
-Page = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="PAGE.html", help="Write a page that opens offline."),
-]
 ParallelWords = Annotated[
     str | None,
     typer.Option(
@@ -154,6 +163,15 @@ ParallelWords = Annotated[
         "fsdp, tp, pp, vpp, cp, ep, micro, schedule.",
     ),
 ]
+
+
+def refuse(context: typer.Context, names: str, where: str) -> None:
+    """Raise a RatchetError if one of these options was given, for it does nothing `where` it is."""
+    for one in context.command.params:
+        source: Any = context.get_parameter_source(one.name or "")
+        if one.name in names.split() and source is not None and source.name == "COMMANDLINE":
+            flag = next((word for word in one.opts if word.startswith("--")), one.name.upper())
+            raise RatchetError(f"{flag} does nothing {where}: leave it out")
 
 
 COMMAND = "ratchet.command"

@@ -32,7 +32,9 @@ def bench(
         ),
     ] = None,
     parallel: ParallelWords = None,
-    steps: Annotated[int, typer.Option(min=3, help="Timed steps per workload.")] = 10,
+    steps: Annotated[
+        int, typer.Option(min=3, max=1_000_000, help="Timed steps per workload.")
+    ] = 10,
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
     precision: PrecisionName = None,

@@ -13,8 +13,10 @@ from ratchet.cli.app import (
     after_dashes,
     app,
     finite,
+    seed_option,
     show,
 )
+from ratchet.cli.outputs import OutFolder
 
 
 @app.command(cls=after_dashes("[OPTIONS] GOOD BAD -- COMMAND..."))
@@ -46,13 +48,17 @@ def bisect(
     ] = Path("."),
     state: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="For checkouts and pairs. Default: your cache."),
+        typer.Option(
+            metavar="FOLDER",
+            parser=OutFolder(),
+            help="For checkouts and pairs. Default: your cache.",
+        ),
     ] = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Forget what an unfinished run has measured.")
     ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep checkouts and pairs.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the order within pairs.")] = 0,
+    seed: Annotated[int, seed_option("Of the order within pairs.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Find the commit that changed how fast COMMAND is, with noisy measurements.

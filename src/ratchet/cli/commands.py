@@ -29,6 +29,7 @@ from ratchet.cli import (  # noqa: F401
     write,
 )
 from ratchet.cli.app import app
+from ratchet.cli.outputs import checked
 
 __all__ = ["app", "commands"]
 
@@ -42,6 +43,8 @@ for other in entry_points(group=GROUP):
 @functools.cache
 def commands() -> Any:
     """Return the app as click's command; a process that runs several builds it once."""
+    for one in _registered(app):
+        one.callback = checked(one.callback)
     option: Any = typer.core.TyperOption
     shown = getattr(option, "display_type_rich", None)
     if shown is not None:  # newer versions of typer show a `<bool>` for an option without a value
@@ -53,6 +56,13 @@ def commands() -> Any:
     for command in _leaves(root):
         command.params.append(debug)
     return root
+
+
+def _registered(group: typer.Typer) -> Iterator[Any]:
+    yield from group.registered_commands
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from _registered(inner.typer_instance)
 
 
 def _leaves(command: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from ratchet.base.errors import GuardError
-from ratchet.base.files import check_new_folder
 from ratchet.cli.app import (
     COMMAND,
     AsJson,
@@ -21,14 +20,22 @@ from ratchet.cli.app import (
     after_dashes,
     app,
     print_json,
+    refuse,
+    seed_option,
     show,
 )
+from ratchet.cli.outputs import FINDING, NUMERICS, OutEither, OutFolder, Output, Values
 
 if TYPE_CHECKING:
     from ratchet.guard.compare.request import CompareRequest
 
 
 USAGE = "[OPTIONS] A [B] | -- 'COMMAND A' 'COMMAND B' | --rev-a REV -- COMMAND..."
+
+
+def _numerics_out(values: Values) -> Output:
+    """Return what --numerics writes; without it the command writes nothing."""
+    return OutFolder(names=("*",), signs=(NUMERICS,)) if values["numerics"] else Output()
 
 
 @app.command(cls=after_dashes(USAGE))
@@ -89,13 +96,18 @@ def compare(
         ),
     ] = False,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder for --numerics' script.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=OutEither(choose=_numerics_out),
+            help="Folder for --numerics' script.",
+        ),
     ] = Path("ratchet-numerics"),
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
     text: TextFile = None,
-    seed: Annotated[int, typer.Option(help="Seed of the weights and of the order.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the weights and of the order.")] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
@@ -130,6 +142,13 @@ def compare(
     _ = request.allowed, request.budget_s  # mistakes in them are answered before any work
     from ratchet.base.show.terminal import BudgetLine
 
+    if request.command is not None:
+        refuse(context, "batch_size sequence precision text device", "for a command")
+    refuse(
+        context,
+        "budget printed higher fail_if_slower instructions" if numerics else "out",
+        f"{'with' if numerics else 'without'} --numerics",
+    )
     if numerics:
         _numerics(request, out, ledger, as_json)
     with BudgetLine(request.budget_s) as progress:
@@ -154,7 +173,6 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, as_json: b
     from ratchet.guard.numerics.comparison import compare_numerics, numerics_report
 
     with MovingLine("starting", 1, SpinnerColumn()) as line, make_sides(request) as sides:
-        check_new_folder(out)
         asked = request.kept()
         report = compare_numerics(
             sides.a, sides.b, out, asked=asked, ledger=ledger, on_progress=line.move
@@ -173,7 +191,11 @@ def repro(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Folder to write to. Default: ratchet-repro/ID."),
+        typer.Option(
+            metavar="FOLDER",
+            parser=OutFolder(names=("*",), signs=(FINDING,)),
+            help="Folder to write to. Default: ratchet-repro/ID.",
+        ),
     ] = None,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,

@@ -16,13 +16,21 @@ from ratchet.cli.app import (
     SequenceLength,
     TextFile,
     app,
+    refuse,
     show,
 )
+from ratchet.cli.outputs import PATCH, OutEither, OutFile, OutFolder, Output, Values
 from ratchet.train.workloads.names import LoadOptions
+
+
+def _exported(values: Values) -> Output:
+    """Return what an export writes: a patch, or a new folder."""
+    return OutFile(signs=(PATCH,)) if values["to"] == "patch" else OutFolder()
 
 
 @app.command()
 def export(
+    context: typer.Context,
     subject: Annotated[
         str,
         typer.Argument(
@@ -41,7 +49,12 @@ def export(
     ],
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="PATH", help="A new folder; with --to patch a file."),
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            parser=OutEither(choose=_exported),
+            help="A new folder; with --to patch a file.",
+        ),
     ],
     script: Annotated[
         Path | None,
@@ -72,6 +85,10 @@ def export(
 
     form = parse_form(to)
     options: LoadOptions = {}
+    if form != "export":
+        refuse(context, "batch_size sequence precision text device", f"with --to {form}")
+    if form in ("patch", "export"):
+        refuse(context, "name prove", f"with --to {form}")
     if form == "export":
         options = workload_options([subject], batch_size, sequence, precision, text, device)
 

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ratchet.cli.app import AsJson, LedgerUrl, Page, group, print_json, show
+from ratchet.cli import outputs
+from ratchet.cli.app import AsJson, LedgerUrl, group, print_json, show
 
 commands = group(
     "history", "Follow results over commits: change points, incidents, import and export."
@@ -23,7 +24,7 @@ IncidentId = Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, or 
 
 @commands.command("show")
 def show_(
-    out: Page = None,
+    out: outputs.Page = None,
     only: Only = "",
     at_least: Annotated[
         str, typer.Option("--at-least", metavar="SHARE", help="Smallest change to show.")
@@ -46,9 +47,8 @@ def show_(
 
     least = parse_share(at_least, "--at-least")
     pattern = compiled(only)
-    files.check_new_file(out)
     # What is shown must not decide over the life of an incident: all series are searched.
-    with working("searching for changes"), Ledger.open(ledger) as opened:
+    with working("searching for changes"), Ledger.open_to_read(ledger) as opened:
         book = ObservationBook(opened)
         every = analyse(gather(book.observations()))
         found = follow(book, incidents(every), [one.series.key for one in every])
@@ -104,9 +104,11 @@ def import_(
         unit=unit,
         better="higher" if higher_is_better else "lower",
     )
-    with working(f"reading {path}"), Ledger.open(ledger) as opened:
-        found = ObservationBook(opened).record(read_results(path, defaults))
-        place = opened.place
+    with working(f"reading {path}"):
+        results = read_results(path, defaults)  # before a ledger is made
+        with Ledger.open(ledger) as opened:
+            found = ObservationBook(opened).record(results)
+            place = opened.place
     there = f"; {found.known} that it held already were skipped" if found.known else ""
     _say(
         {"imported": found.added, "skipped": found.known, "ledger": place},
@@ -115,11 +117,24 @@ def import_(
     )
 
 
+def _exported(values: outputs.Values) -> outputs.Output:
+    """Return what an export writes, by its format or the name's end."""
+    by_name = {".csv": "csv", ".json": "google"}.get(values["path"].suffix.lower(), "asv")
+    form = values["format"] or by_name
+    if form == "asv":
+        return outputs.OutFolder(names=("benchmarks.json", "*/*.json"), signs=(outputs.ASV,))
+    return outputs.OutFile(signs=(outputs.HISTORY if form == "csv" else outputs.GOOGLE,))
+
+
 @commands.command()
 def export(
     path: Annotated[
         Path,
-        typer.Argument(metavar="FILE_OR_FOLDER", help="What to write: .csv, .json, or a folder."),
+        typer.Argument(
+            metavar="FILE_OR_FOLDER",
+            parser=outputs.OutEither(choose=_exported),
+            help="What to write: .csv, .json, or a folder.",
+        ),
     ],
     format: Annotated[
         Literal["csv", "asv", "google"] | None,
@@ -138,7 +153,7 @@ def export(
     from ratchet.guard.history.show import export_document, left_out_words
 
     pattern = compiled(only)
-    with Ledger.open(ledger) as opened:
+    with Ledger.open_to_read(ledger) as opened:
         rows = ObservationBook(opened).observations()
     kept = [one for one in rows if pattern.search(series_of(one))]
     check_matched(only, kept, sorted({series_of(one) for one in rows}))
@@ -160,7 +175,7 @@ def _marking(event: Literal["acknowledged", "resolved"]) -> Callable[..., None]:
         from ratchet.base.ledger.books import ObservationBook
         from ratchet.guard.history.incidents import mark
 
-        with Ledger.open(ledger) as opened:
+        with Ledger.open_to_read(ledger) as opened:
             marked = mark(ObservationBook(opened), incident, event, note)
         document = {"incident": marked.id, "state": marked.state}
         _say(document, f"{marked.id} is {marked.state}", as_json)

@@ -21,8 +21,10 @@ from ratchet.cli.app import (
     app,
     print_json,
     print_result,
+    refuse,
     show,
 )
+from ratchet.cli.outputs import OutFolder
 
 if TYPE_CHECKING:
     from ratchet.judge.court.court import Court
@@ -69,10 +71,16 @@ def show_problem(problem: str | None, language: str | None, terms: Terms, *, as_
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 LIMIT, COMPILING_LIMIT = "60s", "5m"
+JUDGING = (
+    "suite kernelbench level candidate entry tier scale time_limit against_compile own device "
+    "target profile frozen_weights fresh out"
+)
+"""Options that neither `--list` nor `--show` takes; the latter takes two of them."""
 
 
 @app.command()
 def judge(
+    context: typer.Context,
     problem: Annotated[
         str | None,
         typer.Argument(help=PROBLEM_HELP),
@@ -191,9 +199,10 @@ def judge(
             "--fresh", help="Judge a suite's or an emulated kernel again; ignore the ledger."
         ),
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for JSON files and pages.")] = Path(
-        "ratchet-out"
-    ),
+    out: Annotated[
+        Path,
+        typer.Option(metavar="FOLDER", parser=OutFolder(), help="Folder for JSON files and pages."),
+    ] = Path("ratchet-out"),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -225,6 +234,7 @@ def judge(
     if listed or shown:
         if kernels or (listed and shown):
             raise RatchetError("--list and --show take no KERNEL and exclude each other: give one")
+        refuse(context, JUDGING if listed else JUDGING.replace("scale time_limit", ""), "here")
         if listed:
             return list_problems(problem, as_json=as_json)
         return show_problem(problem, language, terms, as_json=as_json)
@@ -236,7 +246,11 @@ def judge(
         raise RatchetError("--candidate is for a suite: leave it out with PROBLEM KERNEL")
     if problem is None and own is not None:
         raise RatchetError("--own and --any are for one PROBLEM: leave them out with a suite")
+    refuse(context, "level" if kernelbench is None else "tier", "for what is judged here")
+    if problem is None:
+        refuse(context, "entry", "in a suite")
     if suite is not None:
+        refuse(context, "scale", "in this suite")
         if frozen_weights:
             raise RatchetError("--frozen-weights is for KernelBench's form: leave it out here")
         check_suite(suite)

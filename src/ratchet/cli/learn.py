@@ -16,6 +16,7 @@ from ratchet.base.errors import LearnError
 from ratchet.base.serialise import document_of
 from ratchet.base.show.words import parse_share
 from ratchet.cli.app import AsJson, Fleet, LedgerUrl, command_line, finite, group, print_json, show
+from ratchet.cli.outputs import CORPUS, PAGE, POLICY, RUN, OutFolder
 from ratchet.write.learn.config import LearnConfig, LearnSetting, check_range, settings
 
 if TYPE_CHECKING:
@@ -29,7 +30,29 @@ if TYPE_CHECKING:
     from ratchet.write.learn.training import Follow
 
 
-Out = Annotated[Path, typer.Option("--out", help="Folder of the run.")]
+MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "tokenizer*")
+RUN_FILES = (
+    *("config.learn.json", "checkpoint.pt", "curve.jsonl", "policy.json", "result.json"),
+    *("report.html", "loop.json", "problems.json"),
+)
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        parser=OutFolder(names=(*RUN_FILES, *MODEL_FILES), signs=(PAGE, POLICY, RUN), apart=True),
+        help="Folder of the run.",
+    ),
+]
+CorpusOut = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="FOLDER",
+        parser=OutFolder(names=("examples.jsonl", "replay.jsonl", "card.json"), signs=(CORPUS,)),
+        help="Folder of the corpus.",
+    ),
+]
 CorpusFolder = Annotated[
     Path | None,
     typer.Option("--corpus", help="The corpus. Default: the folder corpus beside --out."),
@@ -143,10 +166,9 @@ def run_stage(
     `start` is the folder of the policy that is trained on; without one a model is made. `judge`:
     the ledger and the fleet that GRPO's rewards come from.
     """
-    from ratchet.base.files import check_new_folder, make_folder
+    from ratchet.base.files import make_folder
     from ratchet.write.learn.corpus import read_corpus
 
-    check_new_folder(out)
     material = read_corpus(corpus or out.parent / "corpus")
     make_folder(out, "--out")
     follow = _follow(name, config, out, start)
@@ -280,7 +302,7 @@ commands = group(
 @with_config("answers language seed")
 def corpus(
     *,
-    out: Out = OUT / "corpus",
+    out: CorpusOut = OUT / "corpus",
     families: Families = None,
     unseen: Unseen = None,
     per_family: PerFamily = 6,

@@ -15,6 +15,7 @@ from ratchet.cli.app import (
     SequenceLength,
     TextFile,
     app,
+    refuse,
     show,
 )
 
@@ -23,6 +24,7 @@ TOO_MUCH = 1
 
 @app.command()
 def memory(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -60,7 +62,12 @@ def memory(
     from ratchet.train.memory.snapshots import is_snapshot
 
     if is_snapshot(target):
-        _snapshot(Path(target), fit, as_json)
+        refuse(
+            context,
+            "fit compiled fused batch_size sequence precision text device",
+            "for a snapshot, which is only read",
+        )
+        _snapshot(Path(target), as_json)
         return
     from ratchet.train.turn.settings import workload_options
 
@@ -86,11 +93,9 @@ def memory(
         raise typer.Exit(TOO_MUCH)
 
 
-def _snapshot(path: Path, fit: str | None, as_json: bool) -> None:
+def _snapshot(path: Path, as_json: bool) -> None:
     from ratchet.train.memory.show import snapshot_report
     from ratchet.train.memory.snapshots import read_snapshot
 
-    if fit is not None:
-        raise typer.BadParameter("a snapshot is only read: give a workload to --fit")
     found = read_snapshot(path)
     show(as_json, lambda: found, lambda: snapshot_report(found))

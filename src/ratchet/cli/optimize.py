@@ -18,15 +18,10 @@ from ratchet.cli.app import (
     SequenceLength,
     TextFile,
     app,
+    seed_option,
     show,
 )
-
-
-def _checked_seed(seed: int) -> int:
-    from ratchet.train.turn.settings import check_seed
-
-    check_seed(seed)
-    return seed
+from ratchet.cli.outputs import PAGE, RECIPE, OutFolder
 
 
 @app.command()
@@ -44,7 +39,14 @@ def optimize(
         str, typer.Option(help="Time limit of the whole command: 90s, 30m, 2h.")
     ] = "30m",
     out: Annotated[
-        Path, typer.Option(help="Folder for recipe.json, result.json and report.html.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=OutFolder(
+                names=("recipe.json", "result.json", "report.html"), signs=(PAGE, RECIPE)
+            ),
+            help="Folder for recipe.json, result.json and report.html.",
+        ),
     ] = Path("ratchet-out"),
     keep_precision: Annotated[
         bool, typer.Option("--keep-precision", help="Forbid changes to the arithmetic.")
@@ -64,7 +66,9 @@ def optimize(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    launches: Annotated[int, typer.Option(min=1, help="Process launches of the final run.")] = 3,
+    launches: Annotated[
+        int, typer.Option(min=1, max=1000, help="Process launches of the final run.")
+    ] = 3,
     until_proven: Annotated[
         bool, typer.Option("--until-proven", help="End once a recipe is proven faster.")
     ] = False,
@@ -73,9 +77,7 @@ def optimize(
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
     text: TextFile = None,
-    seed: Annotated[
-        int, typer.Option(callback=_checked_seed, help="Seed of weights and data.")
-    ] = 0,
+    seed: Annotated[int, seed_option("Seed of weights and data.")] = 0,
     device: DeviceName = "auto",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,

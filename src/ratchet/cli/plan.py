@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from ratchet.base.errors import PlanError
-from ratchet.cli.app import AsJson, LedgerUrl, app, finite, print_json, print_result
+from ratchet.cli.app import AsJson, LedgerUrl, app, finite, print_json, print_result, refuse
+from ratchet.cli.outputs import LAYOUTS, PAGE, OutFile, OutFolder
 
 
 @app.command()
 def plan(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -78,7 +80,9 @@ def plan(
     ] = False,
     tokens: Annotated[
         float | None,
-        typer.Option(parser=finite(least=1), metavar="N", help="Tokens of the run, as in 1e12."),
+        typer.Option(
+            parser=finite(least=1, most=1e18), metavar="N", help="Tokens of the run, as in 1e12."
+        ),
     ] = None,
     price: Annotated[
         float | None,
@@ -87,7 +91,7 @@ def plan(
     days: Annotated[
         float | None,
         typer.Option(
-            parser=finite(least=0.001),
+            parser=finite(least=0.001, most=36_525),
             metavar="N",
             help="Without MODEL: find the largest model that is trained in N days.",
         ),
@@ -116,12 +120,21 @@ def plan(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Write plan.html, plan.json and the scripts of the best plan."
+            metavar="FOLDER",
+            parser=OutFolder(
+                names=("plan.html", "plan.json", "run.sh", "job.sbatch", "jobset.yaml"),
+                signs=(PAGE,),
+            ),
+            help="Write plan.html, plan.json and the scripts of the best plan.",
         ),
     ] = None,
     layouts: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write every layout with its costs: .csv or .json."),
+        typer.Option(
+            metavar="FILE",
+            parser=OutFile(signs=(LAYOUTS,)),
+            help="Write every layout with its costs: .csv or .json.",
+        ),
     ] = None,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
@@ -146,7 +159,11 @@ def plan(
         tokens=tokens,
         price=price,
     )
+    kept = "out layouts micro_batch checkpointing sharding layout"
+    sizes = "batch sequence precision stack network calibrate tokens"
     if measured:
+        rest = "savings fleet price days tokens_per_parameter"
+        refuse(context, f"{kept} {sizes} {rest}", "with --measured")
         from ratchet.scale.plan.calibrate import checked_here
 
         if model is None or cluster is not None:
@@ -157,12 +174,20 @@ def plan(
         checked = checked_here(model, ledger=ledger)
         document, report = show.checked_plan_document(checked), show.checked_plan_report(checked)
     elif savings is not None:
+        refuse(
+            context,
+            f"model cluster {kept} {sizes} days tokens_per_parameter",
+            "with --savings",
+        )
         found = ask.saved(savings, fleet, price)
         document, report = show.saved_document(found), show.saved_report(found)
     elif days is not None:
+        refuse(context, "out layouts tokens fleet", "with --days")
         largest = ask.trainable_within(request, days, tokens_per_parameter)
         document, report = show.trainables_document(largest), show.trainables_report(largest)
     else:
+        refuse(context, "fleet", "without --savings")
+        refuse(context, "tokens_per_parameter", "without --days")
         if layouts is not None:
             show.check_layouts_file(layouts)
         answer = ask.planned(request)

@@ -29,12 +29,13 @@ def preflight(
     Start it with torchrun for many ranks: torchrun --no-python ... ratchet preflight. Exit code 1
     if something stands out.
     """
-    import torch
+    from ratchet.base.devices.probe import probe
+
+    named = probe(device).kind  # any other name is a mistake
 
     from ratchet.scale.ranks.preflight import preflight as check
     from ratchet.scale.ranks.preflight import preflight_report
 
-    named = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     found = check(named, time_limit_s=time_limit)
     if found is None:  # rank 0 tells what all ranks found
         return

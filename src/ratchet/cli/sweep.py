@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.cli.app import AsJson, DeviceName, app, listed, show
+from ratchet.cli.outputs import ROWS, OutFolder
 
 TABLE = "table.md"
 
@@ -37,7 +38,12 @@ def sweep(
         ),
     ] = False,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder for rows, table and scripts.")
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=OutFolder(names=("rows.jsonl", TABLE, "repro/*"), signs=(ROWS,)),
+            help="Folder for rows, table and scripts.",
+        ),
     ] = Path("ratchet-sweep"),
     device: DeviceName = "cpu",
     as_json: AsJson = False,
@@ -60,7 +66,8 @@ def sweep(
 
     from ratchet.base.devices.probe import probe
     from ratchet.base.files import write_whole
-    from ratchet.guard.sweep import ROWS, SweepLine, SweepSettings, sweep_markdown, sweep_report
+    from ratchet.guard.sweep import ROWS as ROWS_FILE
+    from ratchet.guard.sweep import SweepLine, SweepSettings, sweep_markdown, sweep_report
     from ratchet.guard.sweep import sweep as run
 
     settings = SweepSettings(
@@ -75,7 +82,7 @@ def sweep(
     with SweepLine() as progress:
         result = run(settings, progress.show)
     write_whole(out / TABLE, sweep_markdown(result).encode())
-    written = [str(out / name) for name in (ROWS, TABLE)]
+    written = [str(out / name) for name in (ROWS_FILE, TABLE)]
     show(
         as_json,
         lambda: result.as_json() | {"written": written},

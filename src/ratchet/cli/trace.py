@@ -16,7 +16,6 @@ from ratchet.cli.app import (
     AsJson,
     BatchSize,
     DeviceName,
-    Page,
     PrecisionName,
     SequenceLength,
     TextFile,
@@ -24,8 +23,10 @@ from ratchet.cli.app import (
     group,
     print_error,
     print_json,
+    refuse,
     show,
 )
+from ratchet.cli.outputs import MERGED, PARQUET, OutFile, OutFolder, Page
 
 if TYPE_CHECKING:
     from ratchet.trace.export import Table
@@ -48,12 +49,21 @@ def record(
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option("--out", metavar="FOLDER", help="Folder for the traces, one per rank.")
+        Path,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            parser=OutFolder(),
+            help="Folder for the traces, one per rank.",
+        ),
     ] = Path("ratchet-trace"),
-    steps: Annotated[int, typer.Option(min=1, help="Steps to record.")] = 3,
-    wait: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 3,
+    steps: Annotated[int, typer.Option(min=1, max=10_000, help="Steps to record.")] = 3,
+    wait: Annotated[int, typer.Option(min=0, max=1_000_000, help="Steps to skip first.")] = 3,
     warmup: Annotated[
-        int, typer.Option(min=0, help="Steps for the profiler to warm up, before recording.")
+        int,
+        typer.Option(
+            min=0, max=10_000, help="Steps for the profiler to warm up, before recording."
+        ),
     ] = 2,
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Also record allocations.")
@@ -89,10 +99,11 @@ def record(
         command = steps_command(workload, 1 + wait + warmup + steps, options)
     elif not command:
         raise TraceError("no command after --: give one, such as -- python train.py")
-    elif any(option is not None for option in (batch_size, sequence, precision, text)):
-        raise TraceError(
-            "--batch-size, --sequence, --precision and --text are for a WORKLOAD: leave them out, "
-            "and give a command after -- its own options"
+    else:
+        refuse(
+            context,
+            "batch_size sequence precision text device",
+            "for a command, which takes its own options",
         )
     try:
         paths = run_and_record(command, out, schedule, stdout=sys.stderr if as_json else None)
@@ -118,7 +129,12 @@ def record(
 
 Parquet = Annotated[
     Path | None,
-    typer.Option("--parquet", metavar="FOLDER", help="Write each table as a Parquet file."),
+    typer.Option(
+        "--parquet",
+        metavar="FOLDER",
+        parser=OutFolder(names=("*.parquet",), signs=(PARQUET,)),
+        help="Write each table as a Parquet file.",
+    ),
 ]
 RankNumber = Annotated[
     int | None,
@@ -153,7 +169,7 @@ def report(
     from ratchet.trace.ranks import Ranks
     from ratchet.trace.show import render_trace_page, trace_report
 
-    _check_outputs(out, parquet)
+    _check_parquet(parquet)
     with working(f"reading {run}"):
         if device == HERE:
             found = report_here(run, rank)
@@ -185,7 +201,7 @@ def diff(
     from ratchet.trace.export import diff_document, diff_tables
     from ratchet.trace.show.diff import diff_report, render_diff_page
 
-    _check_outputs(out, parquet)
+    _check_parquet(parquet)
     with working(f"reading {before} and {after}"):
         found = diff_runs(before, after, rank)
     _write_page(out, lambda: render_diff_page(found))
@@ -194,11 +210,8 @@ def diff(
     _say_written(as_json, out, parquet)
 
 
-def _check_outputs(out: Path | None, parquet: Path | None) -> None:
-    """Refuse outputs that cannot be written, before a long trace is read."""
-    from ratchet.base.files import check_new_file
-
-    check_new_file(out)
+def _check_parquet(parquet: Path | None) -> None:
+    """Refuse tables that cannot be written, before a long trace is read."""
     if parquet is not None:
         from ratchet.trace.export import check_parquet
 
@@ -232,7 +245,12 @@ def merge(
     ],
     out: Annotated[
         Path,
-        typer.Option("--out", metavar="FILE.json.gz", help="The merged trace; .gz compresses it."),
+        typer.Option(
+            "--out",
+            metavar="FILE.json.gz",
+            parser=OutFile(signs=(MERGED,), apart=True),
+            help="The merged trace; .gz compresses it.",
+        ),
     ] = Path("ranks.json.gz"),
     as_json: AsJson = False,
 ) -> None:
@@ -245,7 +263,6 @@ def merge(
 
     if why := files.why_not_folder(folder):
         raise TraceError(f"{folder} {why}: give a folder that holds a trace for each rank")
-    files.check_new_file(out)
     with working(f"merging {folder}"):
         merged = merge_ranks(folder, out)
     paths = {"path": str(merged.path), "size_bytes": out.stat().st_size}

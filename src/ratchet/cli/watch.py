@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.cli.app import AsJson, LedgerUrl, app, print_error, show
+from ratchet.cli.outputs import COMMENT, JUNIT, OutFile
 
 
 @app.command()
@@ -42,9 +43,17 @@ def watch(
         bool, typer.Option("--advisory", help="Report, and exit with 0 whatever was found.")
     ] = False,
     markdown: Annotated[
-        Path | None, typer.Option(metavar="FILE.md", help="Write a comment for a pull request.")
+        Path | None,
+        typer.Option(
+            metavar="FILE.md",
+            parser=OutFile(signs=(COMMENT,)),
+            help="Write a comment for a pull request.",
+        ),
     ] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE.xml", help="Write JUnit XML.")] = None,
+    junit: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.xml", parser=OutFile(signs=(JUNIT,)), help="Write JUnit XML."),
+    ] = None,
     record: Annotated[
         bool, typer.Option("--record", help="Store the head's results in the ledger.")
     ] = False,
@@ -63,8 +72,6 @@ def watch(
     here = Path.cwd()
     if bool(base) == (against is not None):
         raise WatchError("give --base REVISION or --against FILE, one of them")
-    files.check_new_file(markdown, "--markdown")
-    files.check_new_file(junit, "--junit")
     asked = read_suite(suite, here)
 
     from ratchet.base.show.terminal import RunProgress

@@ -22,8 +22,11 @@ from ratchet.cli.app import (
     SequenceLength,
     app,
     command_line,
+    refuse,
+    seed_option,
     show,
 )
+from ratchet.cli.outputs import PAGE, OutFolder
 from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
@@ -112,11 +115,17 @@ def write(
     batch_size: BatchSize = None,
     sequence: SequenceLength = None,
     precision: PrecisionName = None,
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    seed: Annotated[int, seed_option("Seed of the search.")] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder for the kernel, result.json and report.html.", show_default=False
+            metavar="FOLDER",
+            parser=OutFolder(
+                names=("kernel.*", "kernel-not-proven.*", "result.json", "report.html"),
+                signs=(PAGE,),
+            ),
+            help="Folder for the kernel, result.json and report.html.",
+            show_default=False,
         ),
     ] = None,
     device: DeviceName = "auto",
@@ -163,6 +172,8 @@ def write(
         against_compile=against_compile,
         candidates=candidates,
     )
+    if workload is None:
+        refuse(context, "batch_size sequence precision", "without --from WORKLOAD")
     machines = parse_fleet(fleet)
     began = context.obj if isinstance(context.obj, float) else time.monotonic()
     if problem is not None:

@@ -165,4 +165,5 @@ def _loaded(
         called=called and wanted is not None,
         or_only_one=entry is None and (wanted != problem or binds),
         of_model=of_model,
+        named=entry is not None,
     )

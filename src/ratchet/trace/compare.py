@@ -241,7 +241,7 @@ def report_run(
 
     A folder with one trace counts as that trace. TraceError if nothing can be read.
     """
-    check(path)
+    check(path, rank)
     if not path.is_dir():
         return report_file(path, read(path), ceilings)
     if rank is not None:
@@ -277,8 +277,8 @@ def report_here(path: Path, rank: int | None = None) -> Report | Ranks:
 
 def diff_runs(before: Path, after: Path, rank: int | None = None) -> Diff:
     """Compare two files or two folders: the sums over their ranks, or the one that `rank` names."""
-    check(before)
-    check(after)
+    check(before, rank)
+    check(after, rank)
     names = [path.resolve().name for path in (before, after)]
     if names[0] == names[1]:
         names = [str(before), str(after)]
@@ -303,14 +303,18 @@ def _side(path: Path, name: str, rank: int | None) -> Side:
     return replace(whole, faults=(*faults, *whole.faults))
 
 
-def check(path: Path) -> None:
-    """Raise TraceError if a path is not a file or folder that can be opened.
+def check(path: Path, rank: int | None = None) -> None:
+    """Raise TraceError if a path is no file or folder that can be opened, or a file with a `rank`.
 
     Pipes and devices are refused before they are opened: reading one could wait for ever.
     """
     why = files.why_not_folder(path) if path.is_dir() else files.why_not_file(path)
     if why:
         raise TraceError(f"{path} {why}: give a trace's file, or a folder of them")
+    if rank is not None and not path.is_dir():
+        raise TraceError(
+            f"--rank {rank} chooses one of a folder's ranks, and {path} is a file: leave --rank out"
+        )
 
 
 def _one(folder: Path, rank: int) -> tuple[Path, Trace, list[str]]:

@@ -16,7 +16,8 @@ from sqlalchemy import select
 
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import LedgerError, WorkloadError
-from ratchet.base.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, default_path, schema
+from ratchet.base.files import default_ledger
+from ratchet.base.ledger import SCHEMA_VERSION, Fingerprint, Ledger, connect, schema
 from ratchet.base.ledger.connect import dumps, loads
 from ratchet.base.measure import Sample
 
@@ -275,9 +276,9 @@ def test_the_default_is_below_the_users_data_folder(
 ) -> None:
     monkeypatch.delenv("RATCHET_LEDGER", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert default_path().name == "ledger.db"
+    assert default_ledger().name == "ledger.db"
     with Ledger.open() as ledger:
-        assert ledger.place == str(default_path())
+        assert ledger.place == str(default_ledger())
 
 
 def test_numbers_that_json_lacks_survive(ledger: Ledger) -> None:

@@ -200,7 +200,7 @@ def test_a_default_ledger_that_fails_costs_a_warning_and_no_verdict(
 ) -> None:
     monkeypatch.delenv(ENVIRONMENT, raising=False)
     default = fails(tmp_path)
-    monkeypatch.setattr("ratchet.base.ledger.connect.default_path", lambda: default)
+    monkeypatch.setattr("ratchet.base.files.default_ledger", lambda: default)
     monkeypatch.setattr(Ledger, "record_verdict", locked)
     with caplog.at_level(logging.WARNING, calls.__name__.rpartition(".")[0]):
         assert ratchet.judge(KERNEL, problem()).status == "proven"

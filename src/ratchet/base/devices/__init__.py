@@ -13,7 +13,7 @@ from ratchet.base.devices import catalogue
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.probe import Device, Origin, fingerprint
 from ratchet.base.show import model as m
-from ratchet.base.show.words import ABSENT, show_bandwidth, show_bytes, show_flops
+from ratchet.base.show.words import ABSENT, counted, show_bandwidth, show_bytes, show_flops
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ def device_report(report: DeviceReport) -> m.ResultReport:
     facts = {
         "device": device.model,
         "kind": f"{device.kind}, {device.vendor} {device.runtime}".strip(),
-        "cores": f"{device.cores} cores, {device.threads} threads",
+        "cores": f"{counted(device.cores, 'core')}, {counted(device.threads, 'thread')}",
         "instructions": ", ".join(device.isa) or ABSENT,
         "kernels for": report.target,
         "caches": ", ".join(caches) or ABSENT,

@@ -1,7 +1,6 @@
 """The ledger: every problem, kernel, verdict, measurement and recipe, append-only, in SQL."""
 
-from ratchet.base.ledger.connect import default_path
 from ratchet.base.ledger.schema import SCHEMA_VERSION, Fingerprint, RecordedTurn
 from ratchet.base.ledger.store import Ledger
 
-__all__ = ["SCHEMA_VERSION", "Fingerprint", "Ledger", "RecordedTurn", "default_path"]
+__all__ = ["SCHEMA_VERSION", "Fingerprint", "Ledger", "RecordedTurn"]

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-import platformdirs
 from sqlalchemy import (
     Connection,
     Engine,
@@ -39,12 +38,7 @@ from ratchet.base.errors import LedgerError
 from ratchet.base.files import SQLITE
 from ratchet.base.ledger import schema
 
-ENVIRONMENT = "RATCHET_LEDGER"
 _DATABASES = ("sqlite", "postgresql")
-
-
-def default_path() -> Path:
-    return Path(platformdirs.user_data_dir("ratchet", appauthor=False)) / "ledger.db"
 
 
 def resolve(url: str | os.PathLike[str] | None = None) -> URL:
@@ -52,8 +46,7 @@ def resolve(url: str | os.PathLike[str] | None = None) -> URL:
 
     LedgerError if the text is not a URL of SQLite or PostgreSQL.
     """
-    text = os.fspath(url) if url is not None else ""
-    text = text or os.environ.get(ENVIRONMENT, "") or str(default_path())
+    text = files.ledger_place(url)
     if "://" not in text:
         return URL.create("sqlite", database=str(Path(text).expanduser().absolute()))
     try:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 from ratchet.base.devices.probe import Device, Software, describe_device, software
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.base.ledger import schema
-from ratchet.base.ledger.connect import connect, explained, resolve, shown, utc_now
+from ratchet.base.ledger.connect import connect, explained, file_of, resolve, shown, utc_now
 from ratchet.base.ledger.schema import Fingerprint, Payload, RecordedTurn
 from ratchet.base.measure import Sample
 
@@ -31,7 +31,8 @@ class Ledger:
     One object serves all threads of a process; after a fork, open another.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, place: str = "") -> None:
+        self.place = place or shown(engine.url)  # The file, or the URL without its password
         self.engine = engine  # The open database, for the ledger's other books: `exchanges`
         # Python 3.13 warns of a connection that is still open when a dropped ledger is collected.
         weakref.finalize(self, engine.dispose).atexit = False
@@ -44,10 +45,23 @@ class Ledger:
         """
         return cls(connect(resolve(url)))
 
-    @property
-    def place(self) -> str:
-        """The file, or the URL without its password."""
-        return shown(self.engine.url)
+    @classmethod
+    def open_to_read(cls, url: str | os.PathLike[str] | None = None) -> Ledger:
+        """Open a ledger for a command that shows what is there: no file and no folder is made.
+
+        A ledger whose file is missing or empty holds nothing. LedgerError as `open`.
+        """
+        found = resolve(url)
+        file = file_of(found)
+        try:
+            size = None if file is None else file.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            size = 0
+        except OSError:  # `connect` explains it
+            size = None
+        if size != 0:
+            return cls(connect(found))
+        return cls(connect(resolve("sqlite://")), str(file))
 
     def close(self) -> None:
         """Close the database; all appended rows are committed already."""

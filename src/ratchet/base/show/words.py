@@ -177,7 +177,7 @@ def device_words(device: Mapping[str, object]) -> str:
     """Describe the device in a few words."""
     model = str(device.get("model") or device.get("name") or device.get("kind") or "this machine")
     cores = device.get("usable_cores") or device.get("cores")
-    return f"{model}, {cores} cores" if cores else model
+    return f"{model}, {counted(int(str(cores)), 'core')}" if cores else model
 
 
 def plain(value: object) -> str:
@@ -202,6 +202,9 @@ _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([smh]?)\s*")
 
 
+MOST_S = 366 * 86_400.0  # Longest duration that an option takes: a clock's wait has a limit
+
+
 def parse_duration_s(given: object, what: str, *, least_s: float, too_short: str = "") -> float:
     """Return the seconds of `90s`, `30m`, `2h` or a number; at least `least_s`.
 
@@ -211,6 +214,8 @@ def parse_duration_s(given: object, what: str, *, least_s: float, too_short: str
     seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
     if not math.isfinite(seconds) or isinstance(given, bool):
         raise RatchetError(f"{what} {given!r} is not a duration: write 90s, 30m or 2h")
+    if seconds > MOST_S:
+        raise RatchetError(f"{what} {given!r} is over a year: give at most {MOST_S / 3600:.0f}h")
     if seconds < least_s:
         why = f", too short for {too_short}" if too_short else ""
         raise RatchetError(

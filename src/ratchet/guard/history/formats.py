@@ -312,6 +312,7 @@ def write_google(path: Path, observations: Iterable[Observation]) -> Exported:
     rows = [one for one in times if commit(one) == commit(newest)]
     document = {
         "context": {
+            "executable": "ratchet history export",
             "date": newest.committed_at,
             "host_name": newest.device,
             "revision": newest.revision,
@@ -354,7 +355,9 @@ ResultsFormat = Literal["csv", "asv", "google"]
 
 
 def read_results(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
-    """Yield the figures of a file: a folder is asv's, .json Google-benchmark's, all else CSV.
+    """Return the figures of a file, of which the first is read.
+
+    A folder is asv's, .json Google-benchmark's, all else CSV.
 
     Raises:
         HistoryError: the file is in none of these formats, or holds no figure.
@@ -370,8 +373,7 @@ def read_results(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
     first = next(found, None)
     if first is None:
         raise HistoryError(f"{path} holds no figure: nothing to read")
-    yield first
-    yield from found
+    return itertools.chain([first], found)
 
 
 def write_results(

@@ -162,7 +162,7 @@ def repro(named: str, out: Path, *, ledger: str | os.PathLike[str] | None = None
             "`ratchet compare` printed, or of a kernel's hash"
         )
     files.check_new_folder(out)
-    with Ledger.open(ledger) as book:
+    with Ledger.open_to_read(ledger) as book:
         found = _find(book, named)
     return write_finding(found, out)
 

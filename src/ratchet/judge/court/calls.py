@@ -17,7 +17,7 @@ from typing import Final, Unpack
 
 from ratchet.base import FOLDER
 from ratchet.base.errors import KernelError, LedgerError, RatchetError
-from ratchet.base.ledger.connect import ENVIRONMENT
+from ratchet.base.files import LEDGER
 from ratchet.base.process import ends_within
 from ratchet.judge.api import as_kernel, as_problem, check_texts
 from ratchet.judge.court.court import Court
@@ -211,7 +211,7 @@ def _for_target(kernel: Kernel, target: str) -> Kernel:
 
 def _own_court(threads: int | None) -> Court:
     """Open a court over the default ledger; one in memory if that cannot be written."""
-    named = bool(os.environ.get(ENVIRONMENT))
+    named = bool(os.environ.get(LEDGER))
     try:
         return Court(threads=threads, must_keep=named)
     except LedgerError as error:

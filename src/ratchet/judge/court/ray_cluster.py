@@ -295,7 +295,7 @@ class RayCluster:
             said = str(error.cause or error).strip().splitlines()
             raise JudgeError(said[-1] if said else repr(error)) from error
         except self._exceptions.RayError as error:
-            raise SeatLost(str(error)) from error
+            raise SeatLost(_words(error)) from error
         except ConnectionError as error:
             raise _gone(error) from error
 
@@ -323,7 +323,7 @@ def _connected(address: str) -> ModuleType:
     try:
         ray.init(
             address="auto" if address == "ray" else address,
-            logging_level=logging.ERROR,
+            logging_level=logging.CRITICAL,  # at ERROR, a dead node's raylet tells all its state
             log_to_driver=False,
             namespace="ratchet",
         )

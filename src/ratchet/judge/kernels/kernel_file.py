@@ -164,6 +164,7 @@ def load_kernel(
     called: bool = True,
     or_only_one: bool = False,
     of_model: bool = False,
+    named: bool = False,
 ) -> Kernel:
     """Return the kernel of a file without running it.
 
@@ -172,7 +173,8 @@ def load_kernel(
     `forward` or the file's only public function. Files beside it that a HIP source includes, or
     that a Python source names for `load`, follow its text. A kernel that will not be `called`,
     since its problem has a fault, needs no entry. In Python the entry for a KernelBench problem
-    (`of_model`) is `ModelNew`, unless `entry` is a class of the file.
+    (`of_model`) is `ModelNew`, unless `entry` is a class of the file. An entry that the user
+    `named` must be in the file.
 
     Raises:
         KernelError: a file that cannot be read or parsed, an unknown ending or entry.
@@ -199,7 +201,7 @@ def load_kernel(
     if or_only_one and entry not in names:
         lone = [one for one in offered if one == FORWARD] or offered
         entry = lone[0] if len(lone) == 1 else entry
-    chosen = _entry(path, names, offered, source, entry) if called else ""
+    chosen = _entry(path, names, offered, source, entry, named=named) if called else ""
     if spoken == "hip" or "cpp_extension" in source:
         comment = "#" if path.suffix == ".py" else "//"
         source = with_files(source, files_beside(path, source), comment)
@@ -304,12 +306,18 @@ def _check_model(
 
 
 def _entry(
-    path: Path, names: list[str], offered: list[str], source: str, wanted: str | None
+    path: Path,
+    names: list[str],
+    offered: list[str],
+    source: str,
+    wanted: str | None,
+    *,
+    named: bool,
 ) -> str:
     in_macro = path.suffix != ".py" and re.search(rf"\b{re.escape(wanted or '')}\b", source)
     if wanted is not None and (wanted in names or in_macro):
         return wanted
-    if ANSWER in names:
+    if ANSWER in names and not named:
         return ANSWER
     if wanted is None and len(offered) == 1:
         return offered[0]

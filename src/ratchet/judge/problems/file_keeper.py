@@ -23,7 +23,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.process import TICK_S, WorkLimit, families
 from ratchet.base.process.channel import Message
 from ratchet.base.serialise import document_of
-from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem import MORE_TIME, Problem
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def _run(answer: int, limit_s: float, request: Message) -> str | None:
     poller.register(os.pidfd_open(child), select.POLLIN)
     while not poller.poll(1e3 * max(0.0, min(limit.left_s(), TICK_S))):
         if limit.left_s() <= 0:
-            return f"its file did not finish within {limit_s:.3g} s of work: raise the time limit"
+            return f"its file did not finish within {limit_s:.3g} s of work: {MORE_TIME}"
     _, status = os.waitpid(child, 0)
     if os.fstat(answer).st_size:
         return None

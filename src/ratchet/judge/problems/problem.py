@@ -38,6 +38,7 @@ __all__ = [
     "JUDGED_AT",
     "LARGEST_FIRST",
     "LAYOUTS",
+    "MORE_TIME",
     "Case",
     "ModelForm",
     "Problem",
@@ -50,6 +51,7 @@ __all__ = [
 ]
 
 Reference = Callable[..., "tuple[Tensor, ...]"]
+MORE_TIME: Final = "give it more time (--time-limit of judge, --budget of write and optimize)"
 LARGEST_FIRST: Final[tuple[Tier, ...]] = ("gpu", "cpu", "ci")
 JUDGED_AT: Final[tuple[Tier, ...]] = ("cpu", "ci", "gpu")
 """Default tiers: a problem is judged at the first of these that it has, and on a GPU at

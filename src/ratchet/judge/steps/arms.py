@@ -280,7 +280,10 @@ class ArmProcess:
 
     def _fail(self, error: ChildFailure) -> NoReturn:
         self.close()
-        raise ArmFailure(f"arm '{self.title}' {error}") from error
+        runs = str(self.spec.arguments.get("workload", ""))
+        hint = f": it runs {runs}; call that function in a Python of its own to see why"
+        own = error.how == "died" and ".py:" in runs
+        raise ArmFailure(f"arm '{self.title}' {error}{hint if own else ''}") from error
 
 
 def calling(method: str, **arguments: object) -> Message:

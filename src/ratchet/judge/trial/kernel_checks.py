@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from ratchet.judge.problems.problem import Case
+from ratchet.judge.problems.problem import MORE_TIME, Case
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.open_problem import CallCheck, DrawnBatch, OpenProblem, Record
 from ratchet.judge.verdict import CandidateFault, fault
@@ -110,7 +110,7 @@ def check_cases(
             raise fault(
                 "timed_out",
                 f"the candidate's process was at work for {candidate.worked_s:.0f} s by case "
-                f"{index + 1} of {len(opened.problem.cases)}; raise the time limit",
+                f"{index + 1} of {len(opened.problem.cases)}; {MORE_TIME}",
             )
     if len(checked.declined) == len(opened.problem.cases):
         raise fault("refused", "the kernel declines every case")

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ratchet.base.measure.contest import even_rounds
+from ratchet.judge.problems.problem import MORE_TIME
 from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.verdict import CandidateFault, Decided
 
@@ -81,7 +82,7 @@ def plan_case(
         least_s = MIN_LAUNCHES * (launch_s + first_call_s) - first_call_s
         why = (
             f"timing takes {least_s / SHARE_OF_TIME:.0f} s or more, and the time limit of "
-            f"{opened.clock.limit_s:.3g} s leaves {opened.clock.left_s:.0f} s; raise it"
+            f"{opened.clock.limit_s:.3g} s leaves {opened.clock.left_s:.0f} s; {MORE_TIME}"
         )
         raise CandidateFault(Decided.untimed(why))
     rounds = round_count(round_s + share * check_s, budget_s)

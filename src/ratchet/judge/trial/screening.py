@@ -21,7 +21,7 @@ from ratchet.base.process.channel import close_descriptors
 from ratchet.base.process.memory import free_bytes
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.problems.free_memory import MEMORY_SHARE
-from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem import MORE_TIME, Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.shared_memory import BATCH_PART
 from ratchet.judge.sandbox.zygote import CandidateZygote
@@ -212,7 +212,7 @@ class ScreeningRun:
         """Return whether the time is over; then all that have no answer get one."""
         if self.clock.over:
             limit = f"the time limit of {self.clock.limit_s:.3g} s"
-            self.decide_all(Decided("unmeasured", f"{limit} ran out first; raise it"))
+            self.decide_all(Decided("unmeasured", f"{limit} ran out first; {MORE_TIME}"))
         return self.clock.over
 
     def _load(self, entrants: Sequence[Entrant], start: Callable[[Entrant], None]) -> None:
@@ -371,7 +371,8 @@ class ScreeningRun:
             why = "right on the cases that were drawn; no case of the problem is timed"
             entrant.decide(Decided("unmeasured", why))
         elif len(entrant.timings) < len(opened.timed):
-            entrant.decide(Decided("unmeasured", "the time limit left too few rounds; raise it"))
+            why = f"the time limit left too few rounds; {MORE_TIME}"
+            entrant.decide(Decided("unmeasured", why))
         else:
             ratio = geometric_mean(one.ratio for one in entrant.timings)
             rounds = min(one.rounds for one in entrant.timings)

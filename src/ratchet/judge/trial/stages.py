@@ -20,7 +20,7 @@ from ratchet.judge.integrity.census import facts, judge_census, judge_own, read_
 from ratchet.judge.integrity.own_work import CodePlaces, places_of, watch_for
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.kernels.kernel_file import is_extension
-from ratchet.judge.problems.problem import Case, Problem
+from ratchet.judge.problems.problem import MORE_TIME, Case, Problem
 from ratchet.judge.problems.problem_file import at_own_sizes
 from ratchet.judge.revision import revision
 from ratchet.judge.sandbox.accelerator import Accelerator
@@ -320,7 +320,7 @@ class KernelTrial:
 
     def out_of_time(self, error: OutOfTime) -> Decided:
         """Return the answer if the time limit ended a step: what is known by then."""
-        why = f"the time limit of {self.clock.limit_s:.3g} s is over ({error}); raise it"
+        why = f"the time limit of {self.clock.limit_s:.3g} s is over ({error}); {MORE_TIME}"
         if self._is_right:
             return Decided.untimed(why)
         return Decided("unmeasured", f"not every output could be checked: {why}")

@@ -20,6 +20,7 @@ from ratchet.train.turn.bench import Figure, observed
 from ratchet.train.workloads.bench import spread_of
 from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.parallel import ParallelLayout
+from ratchet.train.workloads.parallel.meshes import check_devices
 
 ARM: Final = "step"
 BENCHED: Final = "bench-parallel"  # Kind of evidence: the figures of one layout
@@ -69,9 +70,10 @@ def bench_parallel(
 ) -> ParallelBench:
     """Time `steps` steps of a workload, as written, on the ranks of a layout on this machine.
 
-    Raises WorkloadError for a layout that the workload does not allow, and RanksError if a rank
-    dies.
+    Raises DeviceError for more ranks than this machine holds, WorkloadError for a layout that the
+    workload does not allow, and RanksError if a rank dies.
     """
+    check_devices(layout, str(options["device"]))
     asked = RankRequest(
         workload=workload,
         options=options,
@@ -104,7 +106,7 @@ def record_parallel(result: ParallelBench, *, device: str, ledger: str | None) -
 
 def recorded(workload: str, *, device: str, ledger: str | None) -> list[ParallelBench]:
     """Return the newest figures of each layout that this machine's ledger holds for a workload."""
-    with Ledger.open(ledger) as book:
+    with Ledger.open_to_read(ledger) as book:
         found = book.newest_of(BENCHED, fingerprint=book.here(probe(device)))
     names = {one.name for one in fields(ParallelBench)}
     own = [one for one in found.values() if one["workload"] == workload and names <= one.keys()]

@@ -100,6 +100,11 @@ def read_dumps(paths: Sequence[Path]) -> tuple[list[Dump], list[str]]:
             f"{', '.join(map(str, paths))} holds no flight-recorder dump{said}: give the files "
             "that TORCH_FR_DUMP_TEMP_FILE names"
         )
+    if not any(group.calls for dump in dumps for group in dump.groups.values()):
+        raise RanksError(
+            f"{', '.join(map(str, paths))} holds dumps without a call, which say nothing: set "
+            "TORCH_FR_BUFFER_SIZE=2000 before the job starts, and dump again after it hung"
+        )
     dumps.sort(key=lambda dump: dump.rank)
     _check_one_run(dumps)
     return dumps, faults
@@ -126,7 +131,7 @@ def read_dump(path: Path) -> Dump:
     except OSError as error:
         raise RanksError(f"{path} cannot be read: {error.strerror}") from error
     document = _document(path, raw)
-    if not isinstance(document, dict) or not isinstance(document.get("entries", []), list):
+    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise RanksError(f"{path} is no flight-recorder dump: it holds no entries")
     rank = document.get("rank")
     number = re.search(r"(\d+)(?:\.\w+)?$", path.name)
@@ -140,10 +145,14 @@ def read_dump(path: Path) -> Dump:
             groups=_groups(document),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RanksError(f"{path} is damaged ({error!r}): dump again") from error
+        raise RanksError(
+            f"{path} is damaged (an entry is none that torch writes): dump again"
+        ) from error
 
 
 def _document(path: Path, raw: bytes) -> Json:
+    if not raw:
+        raise RanksError(f"{path} is no flight-recorder dump: it is empty, so dump again")
     try:
         if raw[:1] in (b"{", b"["):
             return json.loads(raw)
@@ -152,9 +161,10 @@ def _document(path: Path, raw: bytes) -> Json:
         pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, TypeError,
         AttributeError, MemoryError, RecursionError,
     ) as error:  # fmt: skip
-        short = " and may be cut short" if raw else ""
         said = " ".join(str(error).split())[:120] or type(error).__name__
-        raise RanksError(f"{path} is no flight-recorder dump{short} ({said})") from error
+        raise RanksError(
+            f"{path} is no flight-recorder dump and may be cut short ({said})"
+        ) from error
 
 
 def _groups(document: dict[str, Json]) -> dict[str, DumpedGroup]:

@@ -22,6 +22,7 @@ from ratchet.base.ledger import Fingerprint, Ledger
 from ratchet.base.ledger.books import ExchangeBook
 from ratchet.base.process.channel import Message
 from ratchet.base.serialise import document_of
+from ratchet.base.show.words import counted
 from ratchet.judge.kernels.kernel import Kernel, Language
 from ratchet.judge.problems.card import ProblemCard, TensorForm, card_of
 from ratchet.judge.problems.problem import Problem, reference_text
@@ -168,7 +169,8 @@ def device_facts(device: Device) -> list[str]:
     vendor = "" if device.model.startswith(device.vendor) else f"{device.vendor} "
     lines = [f"{vendor}{device.model}, target {device.target}"]
     if device.kind == "cpu":
-        lines.append(f"{device.cores} cores, {device.threads} threads may be used")
+        threads = counted(device.threads, "thread")
+        lines.append(f"{counted(device.cores, 'core')}, {threads} may be used")
         lines.append(f"instruction sets: {', '.join(device.isa) or 'unknown'}")
         for name, size in sorted(device.caches_bytes.items()):
             count = device.cache_instances.get(name, 1)

@@ -16,7 +16,7 @@ from sqlalchemy.engine import URL
 
 from ratchet.base import files
 from ratchet.base.errors import KnowledgeError
-from ratchet.base.ledger.connect import default_path, file_of, resolve, utc_now, why_no_database
+from ratchet.base.ledger.connect import file_of, resolve, utc_now, why_no_database
 from ratchet.write.knowledge.read import (
     LEAST_CHARACTERS,
     Document,
@@ -71,7 +71,9 @@ class Added:
 
 def index_path(ledger: URL | str | None = None) -> Path:
     """Return the index's file: beside the ledger, or in the data folder for one on a server."""
-    beside = file_of(ledger if isinstance(ledger, URL) else resolve(ledger)) or default_path()
+    beside = (
+        file_of(ledger if isinstance(ledger, URL) else resolve(ledger)) or files.default_ledger()
+    )
     return beside.with_name(f"{beside.stem}-knowledge.db")
 
 

@@ -1,0 +1,5 @@
+"""Entry point of `python -m ratchet`."""
+
+from ratchet.cli import run
+
+run()
