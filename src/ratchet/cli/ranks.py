@@ -48,17 +48,20 @@ def debug(
     dumps: Annotated[
         list[Path],
         typer.Argument(
-            metavar="DUMPS...", help="Flight-recorder dumps, one a rank, or folders of them."
+            metavar="DUMPS...",
+            help="Flight-recorder dumps, one a rank, or folders of them; beside them logs of "
+            "torchrun and Slurm, and stacks of py-spy.",
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Say on which collective ranks disagree or wait, with their stacks.
+    """Say which rank a hanging job waits for, at which collective and line, and what follows.
 
-    Exit code 1 if something was found.
+    Exit code 1 if something was found, or if something could not be looked at.
     """
-    from ratchet.scale.ranks.untangle import read_dumps, untangle, untangled_report
+    from ratchet.scale.ranks.dumps import read_dumps
+    from ratchet.scale.ranks.untangle import untangle, untangled_report
 
-    found = untangle(*read_dumps(dumps))
+    found = untangle(read_dumps(dumps))
     show(as_json, lambda: found, lambda: untangled_report(found))
-    raise typer.Exit(1 if found.found else 0)
+    raise typer.Exit(0 if found.is_clear else 1)

@@ -69,7 +69,8 @@ def preflight(device: str, *, time_limit_s: float = 60.0) -> Preflight | None:
     limit = datetime.timedelta(seconds=time_limit_s)
     backend = "nccl" if where.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=limit, rank=rank, world_size=world)
+        store = _all_here(rank, world, limit)
+        dist.init_process_group(backend, store=store, timeout=limit, rank=rank, world_size=world)
         side = dist.new_group(backend="gloo", timeout=limit)
         return _together(rank, world, where, side)
     except (RuntimeError, dist.DistError) as error:
@@ -81,6 +82,33 @@ def preflight(device: str, *, time_limit_s: float = 60.0) -> Preflight | None:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _all_here(rank: int, world: int, limit: datetime.timedelta) -> dist.Store:
+    """Return the store at which all ranks meet; RanksError names those that do not come."""
+    holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not host or not port.isdigit():
+        raise RanksError(
+            f"MASTER_ADDR is {host} and MASTER_PORT is {port or None}: start ranks with torchrun, "
+            "or set both"
+        )
+    server = dist.TCPStore(host, int(port), is_master=holds, timeout=limit, wait_for_workers=False)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"preflight/{attempt}", server)
+    store.set(f"rank/{rank}", platform.node())
+    store.add("count", 1)
+    deadline_s = time.monotonic() + limit.total_seconds()
+    while store.add("count", 0) < world and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    if absent := [one for one in range(world) if not store.check([f"rank/{one}"])]:
+        many = f" and {len(absent) - 16} more" if len(absent) > 16 else ""
+        who = ", ".join(map(str, absent[:16])) + many
+        raise RanksError(
+            f"rank {who} of {world} never came within {limit.total_seconds():g} s: see why it did "
+            "not start, or raise --time-limit"
+        )
+    return store
 
 
 def _together(

@@ -1,267 +1,21 @@
-"""The collective that ranks disagree on, from their flight-recorder dumps."""
+"""Why a job hangs, from its ranks' flight-recorder dumps: the cause first, then what follows."""
 
 from __future__ import annotations
 
-import io
-import itertools
-import json
-import pickle
-import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, Literal, NoReturn
+from dataclasses import dataclass, replace
+from typing import Final
 
-from ratchet.base import Json
-from ratchet.base.errors import RanksError
 from ratchet.base.show import model as m
+from ratchet.scale.ranks.beside import EndedRank
+from ratchet.scale.ranks.disagree import Disagreement, members_disagree, named, parting
+from ratchet.scale.ranks.dumps import Calling, CollectiveCall, Read
+from ratchet.scale.ranks.groups import Job, Site, job_of, site
+from ratchet.scale.ranks.waits import Meeting, Source, Waits, is_troubled, waits_of
 
-# Flight-recorder dumps of PyTorch's collectives, one file a rank.
-#
-# torch writes a pickle of plain values (`TORCH_FR_DUMP_TEMP_FILE`, `_dump_fr_trace`), or JSON. A
-# dump comes from somebody's machine, so nothing but plain values is unpickled.
-
-MOST_BYTES: Final = 1 << 30
-OWN_FRAMES: Final = re.compile(r"[/\\](torch|typing_extensions|contextlib|threading)[/\\.]")
-"""Files of frames that tell nothing about the training script."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveCall:
-    """One collective, or one send or receive, as a rank called it."""
-
-    operation: str  # all_reduce, broadcast, send 0->1, ...
-    sequence: int  # Its number among the group's collectives, or among its sends and receives
-    is_p2p: bool
-    inputs: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    state: str  # scheduled, started or completed
-    retired: bool
-    created_ns: int
-    stack: tuple[str, ...]  # `file:line in function` of the training script, the innermost first
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether it ended; gloo marks that by retiring the entry."""
-        return self.retired or self.state == "completed"
-
-    @property
-    def where(self) -> str:
-        """Return the line that called it."""
-        return self.stack[0] if self.stack else "a place without a recorded stack"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DumpedGroup:
-    """A process group as one rank knew it."""
-
-    ranks: tuple[int, ...]  # Its ranks; empty if the dump does not say
-    calls: tuple[CollectiveCall, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Dump:
-    """All that one rank's dump holds."""
-
-    path: Path
-    rank: int
-    version: str
-    groups: dict[str, DumpedGroup]
-
-    @property
-    def span_ns(self) -> tuple[int, int]:
-        """Return when its first and its last call were made."""
-        times = [call.created_ns for group in self.groups.values() for call in group.calls]
-        return (min(times), max(times)) if times else (0, 0)
-
-
-class _Plain(pickle.Unpickler):
-    """An unpickler that makes no objects."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it holds {module}.{name}, which no dump does")
-
-
-def read_dumps(paths: Sequence[Path]) -> tuple[list[Dump], list[str]]:
-    """Return the dumps of files and folders by rank, and a line for each that cannot be read.
-
-    Raises RanksError if there are none, if two are of one rank, or if they are of different runs.
-    """
-    dumps, faults = [], []
-    for path in _files(paths):
-        try:
-            dumps.append(read_dump(path))
-        except RanksError as error:
-            faults.append(str(error))
-    if not dumps:
-        said = f" ({faults[0]})" if faults else ""
-        raise RanksError(
-            f"{', '.join(map(str, paths))} holds no flight-recorder dump{said}: give the files "
-            "that TORCH_FR_DUMP_TEMP_FILE names"
-        )
-    if not any(group.calls for dump in dumps for group in dump.groups.values()):
-        raise RanksError(
-            f"{', '.join(map(str, paths))} holds dumps without a call, which say nothing: set "
-            "TORCH_FR_BUFFER_SIZE=2000 before the job starts, and dump again after it hung"
-        )
-    dumps.sort(key=lambda dump: dump.rank)
-    _check_one_run(dumps)
-    return dumps, faults
-
-
-def _files(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
-    for path in paths:
-        try:
-            found += (
-                sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
-            )
-        except OSError as error:
-            raise RanksError(f"{path} cannot be read: {error.strerror}") from error
-    return found
-
-
-def read_dump(path: Path) -> Dump:
-    """Return one dump; RanksError for a file that is none, is cut short or names no rank."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise RanksError(f"{path} has more than {MOST_BYTES} bytes: give one dump a file")
-        raw = path.read_bytes()
-    except OSError as error:
-        raise RanksError(f"{path} cannot be read: {error.strerror}") from error
-    document = _document(path, raw)
-    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
-        raise RanksError(f"{path} is no flight-recorder dump: it holds no entries")
-    rank = document.get("rank")
-    number = re.search(r"(\d+)(?:\.\w+)?$", path.name)
-    if rank is None and number is None:
-        raise RanksError(f"{path} names no rank: let its name end with the rank's number")
-    try:
-        return Dump(
-            path=path,
-            rank=int(rank if rank is not None else number[1]),  # type: ignore[index]
-            version=str(document.get("version", "")),
-            groups=_groups(document),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RanksError(
-            f"{path} is damaged (an entry is none that torch writes): dump again"
-        ) from error
-
-
-def _document(path: Path, raw: bytes) -> Json:
-    if not raw:
-        raise RanksError(f"{path} is no flight-recorder dump: it is empty, so dump again")
-    try:
-        if raw[:1] in (b"{", b"["):
-            return json.loads(raw)
-        return _Plain(io.BytesIO(raw)).load()
-    except (
-        pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, TypeError,
-        AttributeError, MemoryError, RecursionError,
-    ) as error:  # fmt: skip
-        said = " ".join(str(error).split())[:120] or type(error).__name__
-        raise RanksError(
-            f"{path} is no flight-recorder dump and may be cut short ({said})"
-        ) from error
-
-
-def _groups(document: dict[str, Json]) -> dict[str, DumpedGroup]:
-    configured, statuses = document.get("pg_config") or {}, document.get("pg_status") or {}
-    calls: dict[str, list[CollectiveCall]] = {}
-    for entry in document.get("entries", []):
-        name = str((entry.get("process_group") or ("0",))[0])
-        done = statuses.get(str(entry.get("pg_id", name))) or statuses.get(name) or {}
-        calls.setdefault(name, []).append(_call(entry, done.get("last_completed_collective", -1)))
-    return {
-        name: DumpedGroup(ranks=_ranks(configured, name, len(calls)), calls=tuple(found))
-        for name, found in calls.items()
-    }
-
-
-def _ranks(configured: object, name: str, count: int) -> tuple[int, ...]:
-    """Return a group's ranks; gloo leaves the default group's name empty."""
-    if not isinstance(configured, dict):
-        return ()
-    entry = configured.get(name) or (configured.get("") if count == 1 else None)
-    listed = entry.get("ranks", "[]") if isinstance(entry, dict) else "[]"
-    values = json.loads(listed) if isinstance(listed, str) else listed
-    return tuple(sorted(int(one) for one in values))
-
-
-def _call(entry: dict[str, Json], last_completed: int) -> CollectiveCall:
-    """Return an entry's call; collectives up to `last_completed` of its group have ended."""
-    is_p2p = bool(entry.get("is_p2p", False))
-    named = str(entry["profiling_name"])
-    sequence = int(entry["p2p_seq_id" if is_p2p else "collective_seq_id"])
-    return CollectiveCall(
-        operation=named.partition(":")[2] or named,
-        sequence=sequence,
-        is_p2p=is_p2p,
-        inputs=tuple(tuple(map(int, sizes)) for sizes in entry.get("input_sizes") or ()),
-        dtypes=tuple(map(str, entry.get("input_dtypes") or ())),
-        state=str(entry.get("state", "")),
-        retired=bool(entry.get("retired", False)) or (not is_p2p and sequence <= last_completed),
-        created_ns=int(entry.get("time_created_ns") or 0),
-        stack=_stack(entry.get("frames") or ()),
-    )
-
-
-def _stack(frames: Sequence[dict[str, Json]]) -> tuple[str, ...]:
-    told = [
-        (str(one.get("filename", "")), f"{one.get('line', '?')} in {one.get('name', '?')}")
-        for one in frames
-    ]
-    own = [pair for pair in told if not OWN_FRAMES.search(pair[0])] or told
-    return tuple(f"{file}:{rest}" for file, rest in own)
-
-
-def _check_one_run(dumps: Sequence[Dump]) -> None:
-    """Raise RanksError unless all dumps can be of one run."""
-    for one, other in itertools.pairwise(dumps):
-        if one.rank == other.rank:
-            raise RanksError(
-                f"{one.path} and {other.path} are both of rank {one.rank}: give one run's dumps"
-            )
-        if one.version != other.version:
-            raise RanksError(
-                f"{one.path} has version {one.version} and {other.path} {other.version}: give "
-                "dumps of one run, with one version of torch"
-            )
-    for name in {name for dump in dumps for name in dump.groups}:
-        told = {dump.groups[name].ranks: dump for dump in dumps if name in dump.groups}
-        told.pop((), None)
-        if len(told) > 1:
-            (first, a), (second, b) = list(told.items())[:2]
-            raise RanksError(
-                f"group {name} has the ranks {list(first)} in {a.path} and {list(second)} in "
-                f"{b.path}: give dumps of one run"
-            )
-    spans = [dump.span_ns for dump in dumps if dump.span_ns[1]]
-    if spans and max(start for start, _ in spans) - min(end for _, end in spans) > 86400 * 10**9:
-        raise RanksError("the dumps lie more than a day apart: give dumps of one run")
-
-
-Kind = Literal["operation", "order", "dtype", "shape", "missing", "unfinished", "p2p"]
-SAME_SIZES: Final = (
-    "all_reduce", "allreduce", "broadcast", "reduce", "all_gather", "allgather", "reduce_scatter",
-    "_all_gather_base", "_reduce_scatter_base", "barrier",
-)  # fmt: skip
-"""Operations whose tensors have the same sizes on every rank."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Disagreement:
-    """One collective on which ranks disagree, or at which some wait for others."""
-
-    kind: Kind
-    group: str
-    sequence: int
-    said: str  # The fault, in a sentence
-    remedy: str
-    stacks: dict[int, tuple[str, ...]]
-    """For each rank of interest, the stack of its call, or of its last one."""
+MOST_FOLLOWING: Final = 12  # Lines of consequences that are shown
+FRAMES: Final = 3  # Frames of a stack that a sentence holds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -269,264 +23,426 @@ class Untangled:
     """Findings from the dumps of a job."""
 
     ranks: tuple[int, ...]
-    missing_dumps: tuple[int, ...]  # Ranks of the largest group that left no dump
+    missing_dumps: tuple[int, ...]  # Ranks that some dump names and that left none
     calls: int
-    found: tuple[Disagreement, ...]  # At most one a group, the earliest first
+    found: tuple[Disagreement, ...]  # The one that most ranks wait for first
+    unseen: tuple[str, ...]  # What was not recorded, so that nothing is known of it
     faults: tuple[str, ...]  # Files that could not be read
 
+    @property
+    def is_clear(self) -> bool:
+        """Return whether nothing was found, and everything that was given was looked at."""
+        return not (self.found or self.unseen or self.faults)
 
-def untangle(dumps: Sequence[Dump], faults: Sequence[str] = ()) -> Untangled:
-    """Return the first disagreement of each group."""
-    names = sorted({name for dump in dumps for name in dump.groups})
-    found = [one for name in names if (one := _of_group(dumps, name))]
-    known = {rank for dump in dumps for group in dump.groups.values() for rank in group.ranks}
-    here = tuple(dump.rank for dump in dumps)
+
+def untangle(read: Read) -> Untangled:
+    """Return what a job's ranks wait for, the sources of the graph of waits first."""
+    job = job_of(read.dumps)
+    faults = members_disagree(job)
+    doubted = {group for _, groups in faults for group in groups}
+    for group in job.groups:
+        if group not in doubted:
+            found = parting(job, group, is_troubled=is_troubled(job, group))
+            if found:
+                faults.append((found, (group,)))
+    waits = waits_of(job, faults)
+    told = _Told(read=read, waits=waits)
     return Untangled(
-        ranks=here,
-        missing_dumps=tuple(sorted(known - set(here))),
-        calls=sum(len(group.calls) for dump in dumps for group in dump.groups.values()),
-        found=tuple(sorted(found, key=lambda one: (one.kind == "unfinished", one.sequence))),
-        faults=tuple(faults),
+        ranks=tuple(job.dumps),
+        missing_dumps=job.missing,
+        calls=sum(len(group.calls) for dump in read.dumps for group in dump.groups.values()),
+        found=tuple(told.found()),
+        unseen=tuple(_unseen(job)),
+        faults=read.faults,
     )
 
 
-def _of_group(dumps: Sequence[Dump], name: str) -> Disagreement | None:
-    calls = {
-        dump.rank: {call.sequence: call for call in dump.groups[name].calls if not call.is_p2p}
-        for dump in dumps
-        if name in dump.groups
-    }
-    members = next((dump.groups[name].ranks for dump in dumps if name in dump.groups), ())
-    for dump in dumps:  # a member that never called anything in this group
-        if dump.rank in members and dump.rank not in calls:
-            calls[dump.rank] = {}
-    return _first_collective(name, calls) or _first_p2p(dumps, name)
-
-
-def _first_collective(
-    name: str, calls: dict[int, dict[int, CollectiveCall]]
-) -> Disagreement | None:
-    held = [own for own in calls.values() if own]
-    if not held:
-        return None
-    # Each rank keeps the last calls alone, so the comparison starts where all have something.
-    first = max(min(own) for own in held)
-    last = max(max(own) for own in held)
-    for sequence in range(first, last + 1):
-        made = {rank: own[sequence] for rank, own in calls.items() if sequence in own}
-        if not made:
-            continue
-        if differing := _differing(name, sequence, made, calls):
-            return differing
-        if absent := sorted(set(calls) - set(made)):
-            return _absent(name, sequence, made, absent, calls)
-    return _unfinished(name, calls)
-
-
-def _differing(
-    name: str,
-    sequence: int,
-    made: dict[int, CollectiveCall],
-    calls: dict[int, dict[int, CollectiveCall]],
-) -> Disagreement | None:
-    by_operation = _grouped({rank: call.operation for rank, call in made.items()})
-    if len(by_operation) > 1:
-        told = "; ".join(
-            f"{_named(ranks)} called {operation} at {made[ranks[0]].where}"
-            for operation, ranks in by_operation.items()
+def _unseen(job: Job) -> list[str]:
+    """Return what the dumps do not record."""
+    dumps = job.dumps.values()
+    said = []
+    if any(dump.is_gloo for dump in dumps):
+        said.append(
+            "gloo records no sends and receives and not whether a collective failed: a rank may "
+            "wait in one that is not here"
         )
-        crossed = _crossed(sequence, made, calls)
-        return _disagreement(
-            "order" if crossed else "operation", name, sequence, made, told,
-            "call the same collectives in the same order on every rank; look for a branch that "
-            "depends on the rank or on data",
-        )  # fmt: skip
-    operation = next(iter(made.values())).operation
-    by_dtype = _grouped({rank: ", ".join(call.dtypes) for rank, call in made.items()})
-    if len(by_dtype) > 1:
-        told = "; ".join(f"{_named(ranks)}: {dtype}" for dtype, ranks in by_dtype.items())
-        return _disagreement(
-            "dtype", name, sequence, made, f"{operation} got different dtypes, {told}",
-            "cast to one dtype before the call",
-        )  # fmt: skip
-    if operation not in SAME_SIZES:
-        return None
-    by_size = _grouped(
-        {rank: str([list(one) for one in call.inputs]) for rank, call in made.items()}
-    )
-    if len(by_size) > 1:
-        told = "; ".join(f"{_named(ranks)}: {size}" for size, ranks in by_size.items())
-        return _disagreement(
-            "shape", name, sequence, made, f"{operation} got different sizes, {told}",
-            "pad to one size, or exchange the sizes first",
-        )  # fmt: skip
-    return None
+    if not any(group.calls for dump in dumps for group in dump.groups.values()):
+        said.append("the dumps hold no call: nothing can be compared")
+    if len(job.dumps) == 1 and len(job.world) > 1:
+        said.append(f"there is one dump of {len(job.world)} ranks: nothing can be compared")
+    if unlisted := [group.title for group in job.groups if not group.is_known]:
+        said.append(
+            f"the dumps do not list the members of group {', '.join(unlisted[:8])}: a rank that "
+            "never called anything there is not missed, and sends are not matched"
+        )
+    return said
 
 
-def _crossed(
-    sequence: int, made: dict[int, CollectiveCall], calls: dict[int, dict[int, CollectiveCall]]
-) -> bool:
-    """Return whether two ranks made the same two calls in opposite order."""
-    following = {rank: calls[rank].get(sequence + 1) for rank in made}
-    pairs = {(made[rank].operation, after.operation) for rank, after in following.items() if after}
-    return any((b, a) in pairs for a, b in pairs if a != b)
+@dataclass(frozen=True, kw_only=True)
+class _Told:
+    """Sources put into words."""
 
+    read: Read
+    waits: Waits
 
-def _absent(
-    name: str, sequence: int, made: dict[int, CollectiveCall], absent: list[int],
-    calls: dict[int, dict[int, CollectiveCall]],
-) -> Disagreement:  # fmt: skip
-    waiting = sorted(made)
-    lasts = {rank: max(calls[rank].values(), key=lambda one: one.sequence, default=None)
-             for rank in absent}  # fmt: skip
-    told = "; ".join(
-        f"rank {rank} last called {last.operation} (number {last.sequence}) at {last.where}"
-        if last
-        else f"rank {rank} called nothing in this group"
-        for rank, last in lasts.items()
-    )
-    first = made[waiting[0]]
-    stacks = {waiting[0]: first.stack} | {
-        rank: last.stack for rank, last in lasts.items() if last is not None
-    }
-    return Disagreement(
-        kind="missing",
-        group=name,
-        sequence=sequence,
-        said=f"{_named(waiting)} called {first.operation} at {first.where}, which "
-        f"{_named(absent)} never called: {told}",
-        remedy=f"see what {_named(absent)} did after that call: an exception, a slow input, "
-        "another branch",
-        stacks=stacks,
-    )
+    @property
+    def job(self) -> Job:
+        return self.waits.job
 
+    def found(self) -> list[Disagreement]:
+        """Return the findings, that without which nothing else follows first."""
+        ranked: list[tuple[tuple[object, ...], Disagreement]] = []
+        together: dict[int, list[tuple[int, Source]]] = defaultdict(list)
+        for source in self.waits.sources:
+            kind, place = source.nodes[0]
+            if len(source.nodes) == 1 and kind == "rank":
+                nearest = self._missed(place, source)
+                together[id(nearest)].append((place, source))
+                continue
+            if len(source.nodes) > 1:
+                one = self._circle(source)
+                weight = 0
+            elif kind == "fault":
+                one = self.waits.faults[place][0]
+                weight = 0 if source.waiting else 3
+            else:
+                one = self._unended(self.waits.meetings[place])
+                weight = 0 if one.kind == "shape" else 2
+            ranked.append((self._key(weight, source), self._with(one, source)))
+        for sources in together.values():
+            ranks = sorted(rank for rank, _ in sources)
+            source = max((source for _, source in sources), key=lambda one: len(one.waiting))
+            one, weight = self._absent(ranks, self._missed(ranks[0], source), source)
+            ranked.append((self._key(weight, source), self._with(one, source)))
+        ranked.sort(key=lambda pair: pair[0])
+        found = [one for _, one in ranked]
+        return self._ended_first(found)
 
-def _unfinished(name: str, calls: dict[int, dict[int, CollectiveCall]]) -> Disagreement | None:
-    """Return the first collective that all called alike and that did not end."""
-    for sequence in sorted({one for own in calls.values() for one in own}):
-        made = {rank: own[sequence] for rank, own in calls.items() if sequence in own}
-        open_on = sorted(rank for rank, call in made.items() if not call.is_done)
-        if open_on and len(made) == len(calls):
-            first = made[open_on[0]]
+    def _key(self, weight: int, source: Source) -> tuple[object, ...]:
+        stopped = min((one.call.created_ns for one in source.meetings), default=0)
+        return weight, -len(source.waiting), stopped, str(source.nodes[0])
+
+    def _with(self, one: Disagreement, source: Source) -> Disagreement:
+        """Return a finding with what waits for it."""
+        own = {rank for kind, rank in source.nodes if kind == "rank"}
+        lines = (
+            []
+            if not source.waiting - set(one.ranks)
+            else [
+                f"group {meeting.group.title}, {_numbered(meeting)} at {meeting.call.what.where}: "
+                f"{named(meeting.waiting)} wait{'s' if len(meeting.waiting) == 1 else ''}"
+                for meeting in source.meetings
+                if not meeting.is_done
+            ]
+        )
+        if len(lines) > MOST_FOLLOWING:
+            lines[MOST_FOLLOWING:] = [f"and {len(lines) - MOST_FOLLOWING} more"]
+        waiting = source.waiting - own - set(one.ranks)
+        return replace(one, waiting=tuple(sorted(waiting)), follows=tuple(lines))
+
+    def _missed(self, rank: int, source: Source) -> Meeting:
+        """Return the meeting that a rank did not come to, of several the one that was next."""
+        if rank in self.waits.devices:
+            held = [one for one in source.meetings if rank in one.here]
+            return min(held, key=lambda one: one.here[rank].order)
+        missed = [
+            one for one in source.meetings if rank in one.absent or rank in one.unknown
+        ] or list(source.meetings)
+        return max(
+            missed,
+            key=lambda one: (
+                rank in one.absent,
+                not one.is_done,
+                rank in self.job.dumps or not one.call.is_p2p,
+                self.waits.comes_next(rank, one),
+                -one.call.created_ns,
+            ),
+        )
+
+    def _absent(
+        self, ranks: list[int], missed: Meeting, source: Source
+    ) -> tuple[Disagreement, int]:
+        """Return the finding of ranks that did not come, and how unsure it is."""
+        what = missed.call.what
+        waiting = [rank for rank in missed.waiting if rank not in ranks]
+        awaited = f"{_numbered(missed)} at {what.where}"
+        if waiting and not missed.call.is_p2p:
+            awaited += f", where {named(waiting)} wait{_s(waiting)}"
+        stacks = {missed.waiting[0]: what.stack}
+        if set(ranks) <= self.waits.devices:
             return Disagreement(
-                kind="unfinished",
-                group=name,
-                sequence=sequence,
-                said=f"every rank called {first.operation} alike, and it did not end on "
-                f"{_named(open_on)} ({first.where})",
-                remedy="the call itself is right: look at the network, at a device that stopped, "
-                "or at a kernel before it that does not end",
-                stacks={rank: made[rank].stack for rank in open_on[:1]},
-            )
-    return None
-
-
-def _first_p2p(dumps: Sequence[Dump], name: str) -> Disagreement | None:
-    """Return the first pair of ranks whose sends and receives do not match."""
-    sent: defaultdict[tuple[int, int], list[tuple[int, CollectiveCall]]] = defaultdict(list)
-    received = sent.copy()
-    for dump in dumps:
-        group = dump.groups.get(name)
-        for call in group.calls if group else ():
-            ends = _ends(call) if call.is_p2p else None
-            if ends:
-                side = sent if call.operation.startswith("send") else received
-                side[ends].append((dump.rank, call))
-    here = {dump.rank for dump in dumps}
-    for pair in sorted(sent.keys() | received.keys()):
-        outs, ins = sent[pair], received[pair]
-        if len(outs) == len(ins) or not set(pair) <= here:
-            continue
-        more, fewer = (outs, ins) if len(outs) > len(ins) else (ins, outs)
-        rank, call = more[len(fewer)]
-        other = "received" if more is outs else "sent"
+                kind="device",
+                group=missed.group.title,
+                sequence=missed.sequence,
+                said=f"{named(ranks)} called {awaited}, but the device did not begin it",
+                remedy="look at the kernel before it on that device: one that does not end, or "
+                "a device that stopped",
+                ranks=tuple(ranks),
+                stacks=stacks,
+            ), 0
+        last = "; ".join(filter(None, (self._last(rank, missed, stacks) for rank in ranks[:4])))
+        is_known = all(rank in self.job.dumps and rank not in missed.group.blank for rank in ranks)
+        did = "did not come to" if is_known else "may not have come to"
+        if missed.call.is_p2p:
+            not_ = "did not" if is_known else "may not have"
+            pair = ("receive", "sent") if what.operation.startswith("send") else ("send", "awaits")
+            end = pair[0] if is_known else {"receive": "received", "send": "sent"}[pair[0]]
+            did = f"{not_} {end} what {named(missed.waiting)} {pair[1]} in"
+        said = f"{named(ranks)} {did} {awaited}{': ' if last else ''}{last}"
+        if missed.counts:
+            here, there = missed.counts
+            said += f" ({here} of these calls were made, and {there} at the other end)"
         return Disagreement(
-            kind="p2p",
-            group=name,
-            sequence=call.sequence,
-            said=f"rank {rank} called {call.operation} at {call.where} "
-            f"{len(more)} times, and the other end {other} {len(fewer)} times",
-            remedy="match every send with a receive",
-            stacks={rank: call.stack},
+            kind="p2p" if missed.call.is_p2p else "missing",
+            group=missed.group.title,
+            sequence=missed.sequence,
+            said=said,
+            remedy="match every send with a receive, or see what the other end does"
+            if missed.call.is_p2p
+            else f"see what {named(ranks)} did after that: an exception, a slow input, another "
+            "branch",
+            ranks=tuple(ranks),
+            stacks=stacks,
+        ), (0 if is_known and not missed.is_done else 3 if missed.is_done else 1)
+
+    def _last(self, rank: int, missed: Meeting, stacks: dict[int, tuple[str, ...]]) -> str:
+        """Return what is known of a rank that did not come."""
+        said = []
+        if rank not in self.job.dumps:
+            broken = rank in self.read.broken
+            said.append("its dump cannot be read" if broken else "it left no dump")
+        else:
+            last = self.job.dumps[rank].last()
+            number = missed.group.last_number(rank) if rank in missed.group.collectives else 0
+            if last:
+                group, call = last
+                where = "" if group.name == missed.group.name else f", group {group.title}"
+                said.append(
+                    f"its last call was {call.what.operation} (number {call.sequence}{where}) at "
+                    f"{_path(call.what)}"
+                )
+                stacks[rank] = call.what.stack
+                if (usual := self.waits.usual_next(rank)) and usual != site(missed.call.what):
+                    said.append(f"after which {_at(usual)} comes otherwise")
+            else:
+                said.append("its dump holds no call")
+            if number and (not last or last[0].name != missed.group.name):
+                said.append(f"its last one in this group was number {number}")
+        if stack := self.read.beside.stacks.get(rank):
+            said.append(f"it is at {' < '.join(stack[:FRAMES])}")
+            stacks[rank] = stack
+        said += [f"{one.path.name}: {one.said}" for one in self._ended(rank)]
+        return ", ".join(said)
+
+    def _ended(self, rank: int) -> list[EndedRank]:
+        return [one for one in self.read.beside.ended if one.rank == rank][:1]
+
+    def _ended_first(self, found: list[Disagreement]) -> list[Disagreement]:
+        """Put what a log says ended first before what only follows from it."""
+        if not self.read.beside.ended:
+            return found
+        first = self.read.beside.ended[0]
+        about = [one for one in found if first.rank in one.ranks and one.kind != "unfinished"]
+        if about:
+            return [*about, *(one for one in found if one not in about)]
+        waiting = tuple(sorted({rank for one in found for rank in one.waiting} - {first.rank}))
+        stack = self.read.beside.stacks.get(first.rank, ())
+        last = self.job.dumps[first.rank].last() if first.rank in self.job.dumps else None
+        at = f", after {last[1].what.operation} at {_path(last[1].what)}" if last else ""
+        ended = Disagreement(
+            kind="ended",
+            group=last[0].title if last else "",
+            sequence=last[1].sequence if last else 0,
+            said=f"rank {first.rank} ended first ({first.said}, {first.path.name}){at}",
+            remedy="see that rank's own output for the reason",
+            ranks=(first.rank,),
+            stacks={first.rank: stack or (last[1].what.stack if last else ())},
+            waiting=waiting,
         )
-    return None
+        return [ended, *found]
+
+    def _unended(self, meeting: Meeting) -> Disagreement:
+        """Return the finding of a meeting that all came to and that does not end."""
+        what = meeting.call.what
+        waiting = meeting.waiting
+        ranks = sorted(meeting.here)
+        if meeting.is_unlike:
+            made = self.job.habits.made[meeting.group.family]
+            ranks.sort(key=lambda rank: made[meeting.here[rank].what])
+            a, b = (meeting.here[rank].what for rank in ranks)
+            is_sure = made[a] == 1 < made[b]
+            return Disagreement(
+                kind="shape",
+                group=meeting.group.title,
+                sequence=meeting.sequence,
+                said=f"{_sized(ranks[0], a)}, and {_sized(ranks[1], b)}",
+                remedy="send and receive one size and dtype",
+                ranks=tuple(ranks[:1] if is_sure else ranks),
+                stacks={rank: meeting.here[rank].what.stack for rank in ranks},
+            )
+        return Disagreement(
+            kind="unfinished",
+            group=meeting.group.title,
+            sequence=meeting.sequence,
+            said=f"every rank called {_numbered(meeting)} at {what.where} alike, and it did not "
+            f"end on {named(waiting)}",
+            remedy="the call itself is right: look at the network, at a device that stopped, "
+            "or at a kernel before it that does not end",
+            ranks=tuple(waiting),
+            stacks={waiting[0]: meeting.here[waiting[0]].what.stack},
+        )
+
+    def _circle(self, source: Source) -> Disagreement:
+        """Return the finding of ranks that wait for each other."""
+        places = [place for kind, place in source.nodes if kind == "meeting"]
+        meetings = [self.waits.meetings[place] for place in places]
+        if all(kind == "meeting" for kind, _ in source.nodes):
+            return self._crossed(meetings)
+        held: dict[int, tuple[Meeting, CollectiveCall]] = {}
+        for one in meetings:
+            for rank, call in one.here.items():
+                if rank not in held or held[rank][1].order < call.order:
+                    held[rank] = (one, call)
+        novel = {rank: new for rank in held if (new := self.waits.novelty(rank))}
+        is_sure = len(novel) == 1
+        left = [rank for kind, rank in source.nodes if kind == "rank" and rank in held]
+        named_first = list(novel) if is_sure else left or list(held)
+        said = []
+        for rank in named_first[:2]:
+            one, call = held[rank]
+            if is_sure:
+                made, usual = novel[rank]
+                said.append(
+                    f"rank {rank} called {_at(site(made.what))}, where {_at(usual)} is usual"
+                )
+            missed = [meeting for meeting in meetings if rank in meeting.absent]
+            whom = missed[0] if missed else one
+            said.append(
+                f"rank {rank} waits in {_numbered(one)} of group {one.group.title} at "
+                f"{_path(call.what)}, and {named(whom.waiting)} wait{_s(whom.waiting)} for it in "
+                f"{_numbered(whom)} of group {whom.group.title} at {whom.call.what.where}"
+            )
+        first, _ = held[named_first[0]]
+        return Disagreement(
+            kind="p2p" if first.call.is_p2p else "deadlock",
+            group=first.group.title,
+            sequence=first.sequence,
+            said="; ".join(said),
+            remedy="call what they wait in in one order on every rank, and match every send with "
+            "a receive",
+            ranks=tuple(sorted(novel if is_sure else held)),
+            stacks={rank: held[rank][1].what.stack for rank in named_first[:2]},
+        )
+
+    def _crossed(self, meetings: Sequence[Meeting]) -> Disagreement:
+        """Return the finding of meetings that ranks called in different orders."""
+        for one in meetings:
+            for other in meetings:
+                both = sorted(one.here.keys() & other.here.keys())
+                early = [rank for rank in both if one.here[rank].order < other.here[rank].order]
+                late = [rank for rank in both if one.here[rank].order > other.here[rank].order]
+                if late and len(early) >= len(late):
+                    return self._other_way(one, other, early, late)
+        return self._unended(min(meetings, key=lambda one: one.call.created_ns))
+
+    def _other_way(
+        self, one: Meeting, other: Meeting, early: list[int], late: list[int]
+    ) -> Disagreement:
+        news = [any(self.waits.novelty(rank) for rank in ranks) for ranks in (early, late)]
+        if len(early) == len(late) and news == [True, False]:
+            early, late, one, other = late, early, other, one
+        a, b = other.here[late[0]].what, one.here[late[0]].what
+        is_sure = len(early) > len(late) or news[0] != news[1]
+        return Disagreement(
+            kind="order",
+            group=one.group.title,
+            sequence=one.sequence,
+            said=f"{named(late)} called {a.operation} (group {other.group.title}) at {a.where} "
+            f"before {b.operation} (group {one.group.title}) at {b.where}, {named(early)} the "
+            "other way round",
+            remedy="call them in one order on every rank",
+            ranks=tuple(late if is_sure else sorted({*early, *late})),
+            stacks={rank: one.here[rank].what.stack for rank in (late[0], early[0])},
+        )
 
 
-def _ends(call: CollectiveCall) -> tuple[int, int] | None:
-    """Return (from, to) of `send 0->1` or `recv 1<-0`."""
-    _, _, ends = call.operation.partition(" ")
-    for mark in ("->", "<-"):
-        a, found, b = ends.partition(mark)
-        if found and a.isdigit() and b.isdigit():
-            return (int(a), int(b)) if mark == "->" else (int(b), int(a))
-    return None
+def _s(ranks: Sequence[int]) -> str:
+    return "s" if len(ranks) == 1 else ""
 
 
-def _disagreement(
-    kind: Kind, name: str, sequence: int, made: dict[int, CollectiveCall], said: str, remedy: str
-) -> Disagreement:
-    odd = min(_grouped({rank: _signature(one) for rank, one in made.items()}).values(), key=len)[0]
-    other = next((rank for rank in made if _signature(made[rank]) != _signature(made[odd])), odd)
-    return Disagreement(
-        kind=kind,
-        group=name,
-        sequence=sequence,
-        said=said,
-        remedy=remedy,
-        stacks={rank: made[rank].stack for rank in sorted({odd, other})},
+def _numbered(meeting: Meeting) -> str:
+    return f"{meeting.call.what.operation} (number {meeting.sequence})"
+
+
+def _at(where: Site) -> str:
+    operation, stack = where
+    return f"{operation} at {stack[0]}" if stack else operation
+
+
+def _path(what: Calling) -> str:
+    return " < ".join(what.stack[:FRAMES]) or what.where
+
+
+def _sized(rank: int, what: Calling) -> str:
+    sizes = ", ".join(str(list(one)) for one in what.inputs)
+    return (
+        f"rank {rank} called {what.operation} with {sizes} {', '.join(what.dtypes)} at {what.where}"
     )
-
-
-def _signature(call: CollectiveCall) -> str:
-    return f"{call.operation} {call.dtypes} {call.inputs}"
-
-
-def _grouped(values: dict[int, str]) -> dict[str, list[int]]:
-    """Return the ranks of each value, the most common value first."""
-    found: dict[str, list[int]] = {}
-    for rank, value in sorted(values.items()):
-        found.setdefault(value, []).append(rank)
-    return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[1])))
-
-
-def _named(ranks: Sequence[int]) -> str:
-    """Write ranks in words: rank 3, ranks 0 to 6, ranks 0, 2 and 5."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[-1] + 1)):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def untangled_report(found: Untangled) -> m.ResultReport:
-    """Describe the first disagreement of each group, with its remedy and the stacks."""
+    """Describe the cause with what follows from it, other findings, and what was not looked at."""
+    count = len(found.ranks)
+    ranks = f"{count} rank{'' if count == 1 else 's'}"
+    missing = named(found.missing_dumps) if found.missing_dumps else ""
+    left_out = f"{missing} left no dump: not looked at" if missing else ""
     if found.found:
         first = found.found[0]
+        headline = f"{_title(first)}: {first.said}."
+    elif found.faults:
+        files = len(found.faults)
         headline = (
-            f"{first.kind} in group {first.group}, collective {first.sequence}: {first.said}."
+            f"{files} file{'' if files == 1 else 's'} cannot be read ({found.faults[0]}): nothing "
+            f"was found in the {found.calls} calls of {ranks} that could be."
+        )
+    elif found.unseen:
+        headline = (
+            f"Nothing was found in {found.calls} calls of {ranks}, but not everything was looked "
+            f"at: {found.unseen[0]}."
         )
     else:
         headline = (
-            f"{found.calls} calls of {len(found.ranks)} ranks agree: no rank waits for another "
-            "in what the dumps hold."
+            f"{found.calls} calls of {ranks} agree: no rank waits for another in what the dumps "
+            f"hold{f' ({left_out})' if left_out else ''}."
         )
-    missing = ", ".join(map(str, found.missing_dumps))
     return m.ResultReport(
         headline=headline,
         sections=m.blocks(
             *(_section(one, first=place == 0) for place, one in enumerate(found.found)),
-            m.section("Not there", f"no dump of rank {missing}: it may have ended, or hang before")
-            if missing
-            else None,
+            m.section("Not there", f"{left_out}.") if left_out else None,
+            m.section("Not recorded", *found.unseen) if found.unseen else None,
             m.section("Not read", *found.faults) if found.faults else None,
         ),
     )
 
 
+def _title(one: Disagreement) -> str:
+    return f"{one.kind} in group {one.group}, collective {one.sequence}"
+
+
 def _section(one: Disagreement, *, first: bool) -> m.ReportSection:
     stacks = [
-        m.section(f"Stack of rank {rank}", m.Lines(stack)) for rank, stack in one.stacks.items()
+        m.section(f"Stack of rank {rank}", m.Lines(stack))
+        for rank, stack in one.stacks.items()
+        if stack
     ]
-    said = "" if first else f"{one.said}."
-    title = f"Group {one.group}, collective {one.sequence}: {one.kind}"
-    return m.section(title, said, f"To fix it: {one.remedy}.", *stacks)
+    title = _title(one)
+    return m.section(
+        title[0].upper() + title[1:],
+        "" if first else f"{one.said}.",
+        f"To fix it: {one.remedy}.",
+        *stacks,
+        m.section(f"What follows from it: {len(one.waiting)} ranks wait", m.Lines(one.follows))
+        if one.follows
+        else None,
+    )
