@@ -223,6 +223,25 @@ def test_a_text_that_says_nothing_is_told_if_it_was_named(tmp_path: Path) -> Non
     assert "notes.txt" in read_dumps([*folder.glob("nccl*"), notes]).faults[0]
 
 
+def test_ranks_of_a_lost_node_are_named_together(tmp_path: Path) -> None:
+    job = Job()
+    for rank in range(8, 16):
+        job.ranks[rank].stops_at = job.find(rank, "TP", 11)
+        job.ranks[rank].dump = "none"
+    job.run().write(tmp_path)
+    (found,) = read(tmp_path).found
+    assert found.ranks == tuple(range(8, 16)) and "may not have" in found.said
+
+
+def test_what_came_before_an_ended_call_has_ended(tmp_path: Path) -> None:
+    stuck = {"state": "scheduled", "retired": False}
+    calls = [call(1, "all_reduce", 8, **stuck), call(2, "all_reduce", 9)]
+    batch = [call(1, "send 0->1", 8, **stuck), call(2, "coalesced", 8, is_p2p=True, p2p_seq_id=2)]
+    other = [call(1, "recv 1<-0", 8, **stuck), call(2, "coalesced", 8, is_p2p=True, p2p_seq_id=2)]
+    write(tmp_path, {"0": [0, 1]}, r0=calls + batch, r1=calls + other)
+    assert not read(tmp_path).found
+
+
 def test_a_json_dump_counts_in_words(tmp_path: Path) -> None:
     job = Job(data=8, tensor=1, pipeline=1, form="json")
     job.ranks[2].stops_at = 1

@@ -283,7 +283,7 @@ def members_disagree(job: Job) -> list[tuple[Disagreement, tuple[JobGroup, ...]]
     """Return groups of whose members ranks hold different views, each with those views.
 
     The halves of a split may rightly share a name. They are in doubt if they overlap, or if no call
-    of one of them ever ended: ranks that make only their own group meet under one name.
+    of them ever ended: ranks that make only their own group meet under one name.
     """
     found = []
     by_name: dict[str, list[JobGroup]] = {}
@@ -293,16 +293,15 @@ def members_disagree(job: Job) -> list[tuple[Disagreement, tuple[JobGroup, ...]]
         if len(views) > 1:
             ranks = [rank for view in views for rank in view.members]
             overlap = len(ranks) > len(set(ranks))
-            if overlap or any(_never_worked(view) for view in views):
+            if overlap or not any(_has_worked(view) for view in views):
                 found.append((_views(views), tuple(views)))
         elif not views[0].is_known and (left := _left_behind(views[0])):
             found.append((left, tuple(views)))
     return found
 
 
-def _never_worked(group: JobGroup) -> bool:
-    calls = [call for own in group.collectives.values() for call in own.values()]
-    return bool(calls) and not any(call.is_done for call in calls)
+def _has_worked(group: JobGroup) -> bool:
+    return any(call.is_done for own in group.collectives.values() for call in own.values())
 
 
 ROOTED: Final = ("broadcast", "reduce", "gather", "scatter", "send", "recv")

@@ -161,7 +161,11 @@ def _files(paths: Sequence[Path]) -> list[tuple[Path, bool]]:
     for path in paths:
         try:
             found += (
-                [(one, False) for one in sorted(path.rglob("*")) if one.is_file()]
+                [
+                    (one, False)
+                    for one in sorted(path.rglob("*"))
+                    if one.is_file() and not one.name.startswith(".")
+                ]
                 if path.is_dir()
                 else [(path, True)]
             )
@@ -185,9 +189,9 @@ def _raw(path: Path) -> bytes:
 
 
 def rank_in(path: Path) -> int | None:
-    """Return the rank that a file's name ends with."""
-    number = re.search(r"(\d+)(?:\.\w+)?$", path.name)
-    return int(number[1]) if number else None
+    """Return the rank that a file's name ends with, or has after `rank`."""
+    number = re.search(r"(\d+)(?:\.\w+)?$|rank[_-]?(\d+)", path.name)
+    return int(number[1] or number[2]) if number else None
 
 
 def _dump(path: Path, raw: bytes, known: dict[object, Calling]) -> Dump:
@@ -311,7 +315,7 @@ def _group(
         name=name,
         description="" if description in ("undefined", *DEFAULT_GROUP) else description,
         ranks=tuple(map(int, json.loads(listed) if isinstance(listed, str) else listed)),
-        calls=tuple(calls),
+        calls=tuple(_ended_before(calls)),
         last_enqueued=enqueued,
     )
 
@@ -351,6 +355,25 @@ def _calls(
         )
         for what in told
     ]
+
+
+def _ended_before(calls: Sequence[CollectiveCall]) -> list[CollectiveCall]:
+    """Mark what ended because a later call did: a group does one thing after the other.
+
+    Sends and receives do so for each other end. A batch whose end is recorded under another number
+    ends all before it.
+    """
+    ended: set[str] = set()
+    found = []
+    for call in reversed(calls):
+        operation = call.what.operation
+        lane = operation if call.is_p2p else ""
+        if call.is_done:
+            ended.add(lane)
+        elif lane in ended or (call.is_p2p and "coalesced" in ended):
+            call = call._replace(is_done=True)
+        found.append(call)
+    return found[::-1]
 
 
 def _joined(told: Sequence[Calling], known: dict[object, Calling]) -> Calling:

@@ -138,7 +138,7 @@ def job_of(dumps: Sequence[Dump]) -> Job:
     everyone = {dump.rank: dump for dump in dumps}
     return Job(
         dumps=everyone,
-        groups=tuple(_groups(told, everyone)),
+        groups=tuple(_groups(told, everyone, tuple(sorted(world)))),
         world=tuple(sorted(world)),
     )
 
@@ -148,10 +148,12 @@ def _default_members(told: Iterable[tuple[str, tuple[int, ...]]]) -> tuple[int, 
 
 
 def _groups(
-    told: dict[tuple[str, tuple[int, ...]], dict[int, DumpedGroup]], dumps: dict[int, Dump]
+    told: dict[tuple[str, tuple[int, ...]], dict[int, DumpedGroup]],
+    dumps: dict[int, Dump],
+    world: tuple[int, ...],
 ) -> Iterator[JobGroup]:
     """Build each group that was used."""
-    default = _default_members(told)
+    default = _default_members(told) or world
     for (name, members), seen in sorted(told.items(), key=lambda pair: _natural(pair[0][0])):
         if not any(group.calls or group.last_enqueued > 0 for group in seen.values()):
             continue

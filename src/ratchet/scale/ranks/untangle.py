@@ -93,11 +93,13 @@ class _Told:
         """Return the findings, that without which nothing else follows first."""
         ranked: list[tuple[tuple[object, ...], Disagreement]] = []
         together: dict[int, list[tuple[int, Source]]] = defaultdict(list)
-        for source in self.waits.sources:
+        sources = self.waits.sources
+        likely = self._likeliest(sources)
+        for source in sources:
             kind, place = source.nodes[0]
             if len(source.nodes) == 1 and kind == "rank":
                 nearest = self._missed(place, source)
-                together[id(nearest)].append((place, source))
+                together[0 if place in likely else id(nearest)].append((place, source))
                 continue
             if len(source.nodes) > 1:
                 one = self._circle(source)
@@ -109,14 +111,26 @@ class _Told:
                 one = self._unended(self.waits.meetings[place])
                 weight = 0 if one.kind == "shape" else 2
             ranked.append((self._key(weight, source), self._with(one, source)))
-        for sources in together.values():
-            ranks = sorted(rank for rank, _ in sources)
-            source = max((source for _, source in sources), key=lambda one: len(one.waiting))
+        for alike in together.values():
+            ranks = sorted(rank for rank, _ in alike)
+            source = max((source for _, source in alike), key=lambda one: len(one.waiting))
             one, weight = self._absent(ranks, self._missed(ranks[0], source), source)
             ranked.append((self._key(weight, source), self._with(one, source)))
         ranked.sort(key=lambda pair: pair[0])
         found = [one for _, one in ranked]
         return self._ended_first(found)
+
+    def _likeliest(self, sources: Sequence[Source]) -> set[int]:
+        """Return the ranks without a dump that explain all that waits for any of those."""
+        unseen = {
+            place: one.waiting
+            for one in sources
+            for kind, place in one.nodes
+            if kind == "rank" and place not in self.job.dumps
+        }
+        explained = frozenset().union(*unseen.values())
+        alone = {rank for rank, waiting in unseen.items() if waiting == explained}
+        return alone or set(unseen)
 
     def _key(self, weight: int, source: Source) -> tuple[object, ...]:
         stopped = min((one.call.created_ns for one in source.meetings), default=0)
