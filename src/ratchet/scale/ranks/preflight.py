@@ -17,6 +17,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from ratchet.base.errors import RanksError
 from ratchet.base.show import model as m
@@ -84,7 +85,7 @@ def preflight(device: str, *, time_limit_s: float = 60.0) -> Preflight | None:
             dist.destroy_process_group()
 
 
-def _all_here(rank: int, world: int, limit: datetime.timedelta) -> dist.Store:
+def _all_here(rank: int, world: int, limit: datetime.timedelta) -> Store:
     """Return the store at which all ranks meet; RanksError names those that do not come."""
     holds = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
@@ -93,9 +94,9 @@ def _all_here(rank: int, world: int, limit: datetime.timedelta) -> dist.Store:
             f"MASTER_ADDR is {host} and MASTER_PORT is {port or None}: start ranks with torchrun, "
             "or set both"
         )
-    server = dist.TCPStore(host, int(port), is_master=holds, timeout=limit, wait_for_workers=False)
+    server = TCPStore(host, int(port), is_master=holds, timeout=limit, wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = dist.PrefixStore(f"preflight/{attempt}", server)
+    store = PrefixStore(f"preflight/{attempt}", server)
     store.set(f"rank/{rank}", platform.node())
     store.add("count", 1)
     deadline_s = time.monotonic() + limit.total_seconds()
