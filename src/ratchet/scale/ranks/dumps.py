@@ -150,6 +150,11 @@ def read_dumps(paths: Sequence[Path]) -> Read:
             f"{', '.join(map(str, paths))} holds no flight-recorder dump{said}: give the files "
             "that TORCH_FR_DUMP_TEMP_FILE names"
         )
+    if not any(group.calls or dump.is_gloo for dump in dumps for group in dump.groups.values()):
+        raise RanksError(
+            f"{', '.join(map(str, paths))} holds dumps without a call, which say nothing: set "
+            "TORCH_FR_BUFFER_SIZE=2000 before the job starts, and dump again after it hung"
+        )
     dumps.sort(key=lambda dump: dump.rank)
     _check_one_run(dumps)
     return Read(dumps=tuple(dumps), faults=tuple(faults), broken=frozenset(broken), beside=beside)
@@ -215,12 +220,14 @@ def _dump(path: Path, raw: bytes, known: dict[object, Calling]) -> Dump:
             is_whole=not entries or int(entries[0].get("record_id", 0)) <= 1,
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise RanksError(f"{path} is damaged ({error!r}): dump again") from error
+        raise RanksError(
+            f"{path} is damaged (an entry is none that torch writes): dump again"
+        ) from error
 
 
 def _document(path: Path, raw: bytes) -> Json:
     if not raw:
-        raise RanksError(f"{path} is empty: it is no flight-recorder dump")
+        raise RanksError(f"{path} is no flight-recorder dump: it is empty, so dump again")
     try:
         if raw[:1] in (b"{", b"["):
             return json.loads(raw)

@@ -67,7 +67,10 @@ def _unseen(job: Job) -> list[str]:
             "wait in one that is not here"
         )
     if not any(group.calls for dump in dumps for group in dump.groups.values()):
-        said.append("the dumps hold no call: nothing can be compared")
+        said.append(
+            "the dumps hold no call, so nothing can be compared: see that the job starts with "
+            "TORCH_FR_BUFFER_SIZE=2000"
+        )
     if len(job.dumps) == 1 and len(job.world) > 1:
         said.append(f"there is one dump of {len(job.world)} ranks: nothing can be compared")
     if unlisted := [group.title for group in job.groups if not group.is_known]:
