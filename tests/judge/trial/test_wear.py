@@ -24,7 +24,8 @@ def test_results_of_a_larger_batch_are_no_growth(
 
     made = [0]
 
-    def batch(self: Any, *_: object, calls: int = 32, **__: object) -> str:
+    def batch(self: Any, *_: object, ways: list[object], calls: int = 32, **__: object) -> str:
+        ways.clear()
         made[0] = self.made = self.made + calls
         largest[0] = max(largest[0], calls)
         return ""
@@ -32,6 +33,8 @@ def test_results_of_a_larger_batch_are_no_growth(
     monkeypatch.setattr(many_calls._Worn, "batch", batch)
     candidate: Any = SimpleNamespace(
         uncounted=contextlib.nullcontext,
+        returns_outputs=False,
+        rejected={},
         own_bytes=lambda: largest[0] * RESULT_BYTES + made[0] * leak_bytes,
     )
     opened: Any = SimpleNamespace(
@@ -40,6 +43,7 @@ def test_results_of_a_larger_batch_are_no_growth(
         rng=random.Random(0),
         timed=[0],
         accelerator="a GPU",
+        is_same_in_modes=False,
     )
     record = Record()
     many_calls.check_wear(candidate, opened, record, CheckedCases(candidate))

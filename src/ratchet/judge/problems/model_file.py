@@ -31,6 +31,7 @@ from ratchet.judge.problems.model_state import (
     plain_tensors,
     widen_plain,
 )
+from ratchet.judge.problems.tolerance import same_bits
 
 # Support for problem files that ask for `cuda`, on the CPU.
 #
@@ -148,6 +149,17 @@ class ModelFile:
             _default_dtype(torch.float64) if double else contextlib.nullcontext(),
         ):
             return self._calls[double, where](*given)
+
+    def is_same_in_modes(self, inputs: Sequence[Tensor]) -> bool:
+        """Return whether the model answers alike in training and in evaluation mode."""
+        where = next((one.device for one in inputs), CPU)
+        own = self.reference(*inputs, ())
+        try:
+            with self.on_this_machine():
+                other = self._calls[False, where].in_other_mode(*inputs, ())
+        except Exception:  # its author did not foresee the other mode
+            return False
+        return len(own) == len(other) and all(map(same_bits, own, other))
 
     def timed(self) -> Callable[..., tuple[Tensor, ...]]:
         """Return the model without the context of `reference`, which a `ModelNew` does not get.

@@ -74,13 +74,26 @@ class StatefulCall:
             for name, owner, last in _plain_places(model)
             if name in position and _memory(getattr(owner, last)) not in held
         ]
-        self._count = len(state)
+        self.state_parts = len(state)
         self._frozen = frozen
         self._arguments = [
             None if literal is None else (ast.literal_eval(literal),) for literal in arguments
         ]
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
+        return flatten(self.model(*self._set(given)))
+
+    def in_other_mode(self, *given: Any) -> tuple[Tensor, ...]:
+        """Call the model in evaluation mode if it is in training mode, and the reverse."""
+        values, mode = self._set(given), self.model.training
+        self.model.train(not mode)
+        try:
+            return flatten(self.model(*values))
+        finally:
+            self.model.train(mode)
+
+    def _set(self, given: Sequence[Any]) -> list[Any]:
+        """Set the state; return the model's own arguments."""
         tensors = given[:-1]  # the last argument holds a problem's scalars: a model has none
         for position, parameter in self._parameters:
             source = tensors[position].clone() if self._frozen else tensors[position]
@@ -97,9 +110,8 @@ class StatefulCall:
             self._parameters, self._aliases = [], []
         for position, owner, name in self._attributes:
             setattr(owner, name, tensors[position].clone())
-        rest = iter(tensors[self._count :])
-        values = [next(rest) if one is None else one[0] for one in self._arguments]
-        return flatten(self.model(*values))
+        rest = iter(tensors[self.state_parts :])
+        return [next(rest) if one is None else one[0] for one in self._arguments]
 
 
 def flatten(found: object) -> tuple[Tensor, ...]:

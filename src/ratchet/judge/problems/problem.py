@@ -157,6 +157,11 @@ class Problem:
         file = self._model_file()
         return self.load_reference() if file is None else file.timed()
 
+    def is_same_in_modes(self, inputs: Sequence[Tensor]) -> bool:
+        """Return whether a model answers these inputs alike in training and evaluation mode."""
+        file = self._model_file()
+        return file is not None and file.is_same_in_modes(inputs)
+
     def compile_reference(self) -> Reference:
         """Return the reference under torch.compile's default mode; the first call compiles."""
         import torch

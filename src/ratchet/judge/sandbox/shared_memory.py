@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -24,6 +25,39 @@ NAMES: Final = ("inputs", "in-place", "outputs")
 BATCH_PART: Final = 10
 """A batch's inputs and outputs may take this part of a GPU's free memory. It exists as it was drawn
 and at its places, and each of four arms keeps its last batch and its results."""
+
+
+class Handing(IntEnum):
+    """How a call gets its inputs, as programs hand them to a kernel."""
+
+    OWN = 0
+    """In memory of its own, which no other call of the batch has."""
+    REFILLED = 1
+    """The same tensors as the last such call's, refilled. A compiled kernel's outputs are its own.
+    """
+    UNTOLD = 2
+    """The same, but no version counter tells it. A compiled kernel also gets the same outputs."""
+    IN_TURN = 3  # Two sets of tensors in turn, refilled, as a prefetcher fills them
+    PART = 4  # New views of one larger tensor, refilled
+    SWAPPED = 5  # The same tensor objects, with other memory
+    GRADIENT = 6  # As UNTOLD, with gradients on: real inputs and weights want one
+    OTHER_MODE = 7  # As UNTOLD, a model in training or evaluation mode: not in the problem's
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self]
+
+
+_WORDS: Final = (
+    "in memory of their own",
+    "in the same tensors, refilled",
+    "in the same tensors, refilled without a new version",
+    "in two sets of tensors in turn",
+    "in views of a larger tensor",
+    "in the same tensor objects with other memory",
+    "with gradients on",
+    "in the model's other mode (training or evaluation)",
+)
 
 
 class Slot(NamedTuple):
@@ -50,11 +84,13 @@ class BatchLayout:
     views: bool = False
     """True if the reference's own outputs share memory with its inputs or one another."""
     seeds: bool = False  # True if the reference sets torch's seed
+    handing: Sequence[Handing] = ()  # How each call gets its inputs; without, each has its own
 
     @staticmethod
     def of(message: Message) -> BatchLayout:
         calls = [[Slot(*slot) for slot in call] for call in message["calls"]]
-        return BatchLayout(**{**message, "calls": calls})
+        handing = [Handing(one) for one in message["handing"]]
+        return BatchLayout(**{**message, "calls": calls, "handing": handing})
 
     def as_json(self) -> dict[str, object]:
         return {one.name: getattr(self, one.name) for one in fields(self)}

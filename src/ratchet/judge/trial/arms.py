@@ -11,6 +11,7 @@ from ratchet.base.measure import Arm, Timing
 from ratchet.judge.integrity.call_order import CallOrder, Unseen, WatchedFamily
 from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
+from ratchet.judge.sandbox.shared_memory import Handing
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import check_call
 from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem, Rivalry
@@ -206,21 +207,33 @@ class CandidateArm(RoundArm):
             batches += 1
 
     def _be_probed(self, iterations: int, compared: int) -> None:
-        """Run an untimed batch: compare some calls, and see that all were made in order."""
+        """Run an untimed batch: compare some calls, and see that all were made in order.
+
+        All calls get the same tensors, refilled, so a kernel cannot remember its last answer by
+        them once it is timed. A compiled one writes outputs of each call's own, as their order
+        shows there.
+        """
         kinds, rng = self._opened.variations(self._case), self._opened.rng
         first = rng.randrange(kinds) if kinds else 0
         values = [(first + call) % kinds for call in range(iterations)] if kinds else []
+        compiled = not self._candidate.returns_outputs
+        how = Handing.REFILLED if compiled else Handing.UNTOLD
         with self._opened.draw(
-            self._case, iterations, writable_inputs=False, values=values
+            self._case,
+            iterations,
+            writable_inputs=False,
+            values=values,
+            handing=[how] * iterations if iterations > 1 else (),
         ) as batch:
-            ordered = iterations > 1 and not self._candidate.returns_outputs
+            ordered = iterations > 1 and compiled
             order = CallOrder(batch.layout, batch.memories) if ordered else None
             try:
                 codes = self._go(batch, iterations, order=order)[2]
             except Unseen as error:
                 why = f"the order of its calls was not seen: {error}"
                 raise fault("unmeasured", why) from error
-            start = rng.randrange(iterations)  # neighbours have different kinds of values
+            # Neighbours have different kinds of values; the first call has no answer before it.
+            start = rng.randrange(min(1, iterations - 1), iterations)
             calls = range(start, start + min(compared, iterations))
             self._check(batch, codes, [call % iterations for call in calls])
             if order is not None:

@@ -31,7 +31,7 @@ from ratchet.judge.sandbox.isolation import (
     most_threads,
 )
 from ratchet.judge.sandbox.serving import CHANGED, READY, UNPLACED
-from ratchet.judge.sandbox.shared_memory import SEALS, BatchLayout, PackedFiles, seal
+from ratchet.judge.sandbox.shared_memory import SEALS, BatchLayout, Handing, PackedFiles, seal
 from ratchet.judge.sandbox.view import CPP_WORKER, TORCH_WORKER
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.targets import Build
@@ -71,6 +71,7 @@ class _RanBatch(msgspec.Struct, frozen=True, kw_only=True):
     cpu_time_s: Seconds
     device_s: Seconds | None = None
     census: object = None
+    rejected: dict[str, str] = {}
 
 
 class CandidateProcess:
@@ -123,6 +124,8 @@ class CandidateProcess:
         self._layout: BatchLayout | None = None
         self.unplaced: list[str] = []
         """Parts of a problem's state that its model has no place for, as it claims."""
+        self.rejected: dict[Handing, str] = {}
+        """What it raised, as it claims, where a call may raise: by how the call got its inputs."""
         self._met: set[str] = set()  # The tensor sizes that its kernel was called on
         self.first_call_limit_s = FIRST_CALL_S
         """Seconds that a Python kernel's first call on new sizes may take in addition."""
@@ -395,6 +398,8 @@ class CandidateProcess:
         if len(ran.codes) != calls:
             raise fault("crashed", "the candidate's process answered nonsense: a wrong count")
         self.device_s = ran.device_s
+        named = {str(int(how)): how for how in Handing}
+        self.rejected = {named[at]: one[:200] for at, one in ran.rejected.items() if at in named}
         if self.censuses is not None:
             self.censuses.append((self._layout, ran.census))
         return wall_time_s, ran.cpu_time_s, ran.codes

@@ -10,19 +10,21 @@ import math
 import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
+from ratchet.judge.sandbox.shared_memory import Handing
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_checks import CheckedCases, check_call, make_calls
 from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem, Record
+from ratchet.judge.trial.orders import Orders
 from ratchet.judge.verdict import Evidence, fault
 
 FEWEST, MOST = 4, 8
 """Calls on a timed case whose results are compared together, always an even number."""
 HELD_BYTES: Final = 64 << 20
 ALIKE_PAIR: Final = (2, 1)
-"""A call, and the earlier one whose inputs it repeats but for a few elements."""
+"""A call, and the earlier one whose inputs it repeats but for a few elements, in the same tensors:
+a kernel that remembers its last result by their address would repeat that."""
 COMPARED_S: Final = 0.3  # Seconds for comparing them, after the first two
 
 
@@ -38,15 +40,21 @@ def check_together(candidate: CandidateProcess, opened: OpenProblem, record: Rec
     calls = max(FEWEST, min(MOST, 2 * int(HELD_BYTES / max(1.0, 2 * facts.bytes))))
 
     def run(calls: int) -> tuple[bool, str]:
+        handing = [Handing.UNTOLD if call in ALIKE_PAIR else Handing.OWN for call in range(calls)]
         drawn = opened.draw(
-            index, calls, writable_inputs=False, distinct=calls - 1, alike=[ALIKE_PAIR]
+            index,
+            calls,
+            writable_inputs=False,
+            distinct=calls - 1,
+            alike=[ALIKE_PAIR],
+            handing=handing,
         )
         with drawn as batch:
             codes = make_calls(candidate, opened, batch)
             for call in (0, calls - 1):
                 candidate.deliver(call)
             same = opened.ask(do="repeats", batch=batch.number, calls=[0, calls - 1])["same"]
-            first = [1, 0, *batch.alike]  # each parity first
+            first = [1, 0, ALIKE_PAIR[0]]  # each parity first
             rest = [call for call in range(2, calls - 1) if call not in first]
             order = [*first, *opened.rng.sample(rest, len(rest))]
             return same, first_wrong(candidate, opened, batch, codes, order, least=len(first))
@@ -93,8 +101,9 @@ def first_wrong(
 # Inputs, weights and sizes change from call to call, and each batch of a case lies at addresses
 # that earlier ones had with other values. Some calls repeat an earlier one's inputs but for a few
 # elements. So a kernel that repeats an old answer after its first dozens of calls is wrong, and so
-# is one that looks results up by an address, a shape, or a part of its inputs. A case that was
-# taken before may not be declined. Memory that grows from call to call is told.
+# is one that looks results up by an address, a shape, or a part of its inputs. Within a batch calls
+# come as programs make them (`orders`), and each way is compared on every cheap case. A case that
+# was taken before may not be declined. Memory that grows from call to call is told.
 #
 # A timed case that is not cheap is called as often as LATE_S allows, mostly on the same few
 # values, and its last calls are compared.
@@ -125,9 +134,12 @@ LATE_S: Final = 1.0
 GROWN_BYTES: Final = 8 << 20
 """Memory that a process may take for good within these calls: caches, arenas of threads."""
 WORN: Final = "wear"  # The evidence of the calls; `passed` is None if there were none
-ALIKE, ALIKE_AT_LAST = 2, 6
-"""Calls of a batch of a cheap case, and of the last, that repeat an earlier call's inputs but for a
-few elements; one of the last batch of another case."""
+ALIKE: Final = 2
+"""Calls of a batch of a cheap case that repeat an earlier call's inputs but for a few elements; of
+the last, one for each way in which a call gets its inputs."""
+LEAST_WAYS, WAYS_S = 2, 0.5
+"""Ways that are compared in the last batches of a case that is not cheap, and the seconds within
+which all of them are, at four calls of the reference for each."""
 FEW: Final = "wear, calls"  # The evidence of a kernel that is too slow for its calls, if it is
 GREW: Final = "memory"  # The evidence of a process that grows, if it does
 RESTLESS: Final = "at rest"  # The evidence of a process that works between calls, if it does
@@ -146,12 +158,15 @@ class _Worn:
     call_s: dict[int, float] = field(default_factory=dict)
     """Seconds of a case's call in its quickest batch."""
 
+    def __post_init__(self) -> None:
+        self.orders = Orders(self.candidate, self.opened)
+
     def round(self, places: dict[int, int]) -> str:
         """Call each case once more; return how a call is wrong, of which one is compared."""
         for index, place in places.items():
-            some = (1, ALIKE) if is_cheap(self.opened, index) else (0, 0)
-            detail = self.batch(index, place, most=some[0], alike=some[1])
-            if detail:
+            is_one = is_cheap(self.opened, index)
+            ways = self.orders.next(ALIKE if is_one else 0)
+            if detail := self.batch(index, place, most=int(is_one), ways=ways):
                 return detail
         return ""
 
@@ -163,25 +178,44 @@ class _Worn:
         smallest = min(places, key=lambda index: self.opened.cases[index].bytes)
         for index, place in places.items():
             is_one = is_cheap(self.opened, index)
-            alike, calls = (ALIKE_AT_LAST, LAST_BATCH) if is_one else (1, BATCH)
-            most = calls if index == smallest else BATCH
-            detail = self.batch(index, place, most=BATCH, alike=alike, calls=most)
-            if detail:
-                return detail
+            calls = LAST_BATCH if is_one and index == smallest else BATCH
+            ways = list(self.orders.kinds) if is_one else self._ways(index)
+            most = BATCH
+            while ways:  # a batch of large calls has room for one way
+                if detail := self.batch(index, place, most=most, ways=ways, calls=calls):
+                    return detail
+                most = 0
         return ""
 
+    def _ways(self, index: int) -> list[Handing]:
+        """Return the ways that are compared of a case that is not cheap, the hardest first."""
+        facts, opened = self.opened.cases[index], self.opened
+        each_s = 4 * facts.time_s + opened.check_time_s[index]
+        count = max(LEAST_WAYS, min(len(self.orders.kinds), int(WAYS_S / max(1e-6, each_s))))
+        others = [one for one in self.orders.kinds if one is not Handing.UNTOLD]
+        return [Handing.UNTOLD, *opened.rng.sample(others, count - 1)]
+
     def batch(
-        self, index: int, place: int, *, most: int, alike: int, calls: int | None = None
+        self, index: int, place: int, *, most: int, ways: list[Handing], calls: int | None = None
     ) -> str:
         """Run a batch of a case, whose layout `place` decides; compare at most so many calls.
 
-        So many more calls repeat an earlier one's inputs but for a few elements.
+        One more is compared for each of the `ways` in which its calls get their inputs, which
+        are taken from the list as far as there is room. These mostly repeat an earlier call's
+        inputs but for a few elements.
         """
         opened = self.opened
 
         def run(calls: int) -> str:
-            pairs = _pairs(opened, calls, alike)
-            drawn = opened.draw(index, calls, writable_inputs=False, places=place, alike=pairs)
+            dealt = self.orders.deal(calls, ways)
+            drawn = opened.draw(
+                index,
+                calls,
+                writable_inputs=False,
+                places=place,
+                alike=sorted(dealt.pairs),
+                handing=dealt.handing,
+            )
             with drawn as batch:
                 began = time.perf_counter()
                 codes = make_calls(self.candidate, opened, batch)
@@ -189,7 +223,9 @@ class _Worn:
                 self.call_s[index] = min(self.call_s.get(index, math.inf), took_s)
                 self.made += calls
                 self._check_taken(index, codes)
-                return self._compared(batch, codes, most)
+                detail = self._compared(batch, codes, most, [call for call, _ in dealt.pairs])
+            ways[:] = [one for one in ways if one not in dealt.kinds]
+            return detail
 
         wanted = self._calls(index, BATCH if calls is None else calls)
         detail = opened.with_fewer_calls(wanted, run, least=2)
@@ -205,7 +241,13 @@ class _Worn:
         opened = self.opened
 
         def run(calls: int) -> None:
-            with opened.draw(index, calls, writable_inputs=False) as batch:
+            drawn = opened.draw(
+                index,
+                calls,
+                writable_inputs=False,
+                handing=self.orders.deal(calls, ()).handing,
+            )
+            with drawn as batch:
                 rounds, quickest_s = 0, math.inf
                 while rounds < LEAST_ROUNDS or (
                     rounds * calls < wanted and rounds * quickest_s < LATE_S
@@ -217,7 +259,7 @@ class _Worn:
 
         self.call_s.setdefault(index, opened.cases[index].time_s)
         opened.with_fewer_calls(self._calls(index, BATCH), run, least=2)
-        return self.batch(index, opened.rng.getrandbits(32), most=2, alike=1)
+        return self.batch(index, opened.rng.getrandbits(32), most=2, ways=self.orders.next(1))
 
     @property
     def mean_s(self) -> float:
@@ -241,18 +283,20 @@ class _Worn:
                 f"{self.made} calls in one process: decline a case from its first call on",
             )
 
-    def _compared(self, batch: DrawnBatch, codes: Sequence[int], most: int) -> str:
-        """Return how a call is wrong that was not declined; those that are alike come first."""
-        opened = self.opened
-        taken = [call for call, code in enumerate(codes) if code <= 0]
-        near = [call for call in taken if call in batch.alike]
-        compared = partial(first_wrong, self.candidate, opened, batch, codes)
-        detail = compared(near, least=len(near))
-        if detail:
-            return f", inputs that differ from an earlier call's in few elements: {detail}"
+    def _compared(
+        self, batch: DrawnBatch, codes: Sequence[int], most: int, chosen: Sequence[int]
+    ) -> str:
+        """Return how a call is wrong that was not declined; the chosen ones come first."""
+        opened, handing = self.opened, batch.layout.handing
+        taken = [call for call in self.orders.comparable(handing) if codes[call] <= 0]
+        for call in (one for one in chosen if one in taken):
+            if detail := first_wrong(self.candidate, opened, batch, codes, [call]):
+                few = " that differ from an earlier call's in few elements"
+                words = f"inputs{few if call in batch.alike else ''} {handing[call].words}"
+                return f", {words}: {detail}"
         order = opened.rng.sample(taken, min(most, len(taken)))
-        least = LEAST_COMPARED if is_cheap(opened, batch.case) else 2
-        detail = compared(order, least=least)
+        least = LEAST_COMPARED if is_cheap(opened, batch.case) else max(0, 2 - len(chosen))
+        detail = first_wrong(self.candidate, opened, batch, codes, order, least=least)
         return f": {detail}" if detail else ""
 
 
@@ -313,7 +357,11 @@ def check_wear(
         detail = worn.last(places)
         if detail:
             raise fault("wrong", detail)
-    record.note(WORN, f"right after {worn.made} calls on {len(places)} cases in one process")
+    detail = f"right after {worn.made} calls on {len(places)} cases in one process"
+    raised = [f"{how.words} ({words})" for how, words in candidate.rejected.items()]
+    if raised:
+        detail += f"; it raised where it got its inputs {', '.join(raised)}: not compared so"
+    record.note(WORN, detail)
     if grows := _growth(memory):
         record.note(GREW, grows, passed=False)
     if opened.accelerator is None and (works := _works_at_rest(candidate)):
@@ -336,16 +384,6 @@ def why_no_gain(evidence: Sequence[Evidence]) -> str:
     if FEW in found:
         return "it made too few calls to show an old answer"
     return "it works between its calls" if RESTLESS in found else ""
-
-
-def _pairs(opened: OpenProblem, calls: int, count: int) -> list[tuple[int, int]]:
-    """Return so many calls of a batch, each with an earlier one.
-
-    A call with itself means that of the case's last batch, which lay at the same addresses.
-    """
-    rng = opened.rng
-    later = sorted(rng.sample(range(1, calls), min(count, calls - 1)))
-    return [(call, rng.choice((call, rng.randrange(call)))) for call in later]
 
 
 def _chosen(opened: OpenProblem, quick: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, TypeVar
 
@@ -25,7 +25,7 @@ from ratchet.judge.integrity.outputs import Read, Spot
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.shared_memory import BatchLayout
+from ratchet.judge.sandbox.shared_memory import BatchLayout, Handing
 from ratchet.judge.trial.reference import (
     DeviceMemoryRefused,
     ReferenceFault,
@@ -174,6 +174,8 @@ class CaseFacts:
     time_s: float  # One warm call of the reference, by the worker's own clock: for planning only
     flops: float  # Operations of one call; 0 if nothing is timed
     bytes: float  # Bytes of inputs and outputs: the least that can be moved
+    is_same_in_modes: bool = False
+    """True if a model's answer on the smallest case is the same in training and evaluation."""
 
     def limit_s(self, calls: int) -> float:
         """Return the seconds that a candidate may be at work on this many calls."""
@@ -279,6 +281,11 @@ class OpenProblem:
     def timed(self) -> list[int]:
         return [index for index, case in enumerate(self.problem.cases) if case.timed]
 
+    @property
+    def is_same_in_modes(self) -> bool:
+        """Whether a model's answer is the same in training and in evaluation mode."""
+        return all(case.is_same_in_modes for case in self.cases)
+
     def variations(self, case: int) -> int:
         """Return how many kinds of values a timed case has besides its own."""
         return len(self._variations.get(case, ()))
@@ -311,6 +318,7 @@ class OpenProblem:
         seeds: Sequence[int] = (),
         places: int | None = None,
         alike: Sequence[tuple[int, int]] = (),
+        handing: Sequence[Handing] = (),
     ) -> Iterator[DrawnBatch]:
         """Draw fresh values for some calls of a case; they are given back at the end.
 
@@ -319,7 +327,8 @@ class OpenProblem:
         `seeds` are those of a round: all of its arms compute on the same values, each in memory of
         its own. Batches of a case with the same `places` have the same layout, and on cores their
         tensors lie at the same addresses. `alike` has pairs of a call and an earlier one, whose
-        inputs it repeats but for a few elements, where the answer shows such a change.
+        inputs it repeats but for a few elements, where the answer shows such a change. `handing`
+        says how the candidate gets each call's inputs; without, each has its own.
         """
         drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1
@@ -340,7 +349,7 @@ class OpenProblem:
             yield DrawnBatch(
                 number=number,
                 case=case,
-                layout=BatchLayout.of(reply["layout"]),
+                layout=replace(BatchLayout.of(reply["layout"]), handing=handing),
                 memories=memories,
                 values=[self._variations[case][kind].name for kind in values],
                 read=partial(self._read, number) if self.accelerator else None,

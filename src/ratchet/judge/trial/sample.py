@@ -169,7 +169,7 @@ class _CaseLaunches:
             index = launch - self._first
             compared = opened.rng.sample(range(plan.rounds), plan.checks)
             candidate.sample(dict.fromkeys(compared, plan.calls_checked))
-            candidate.probe_before(_probe(plan, case, opened, process))
+            candidate.probe_before(_probe(plan, case, opened))
             candidate.order_looks = self._looks
             candidate.watch_before({number for at, number in self._watched if at == index})
             seeds = RoundSeeds(opened)
@@ -302,12 +302,8 @@ def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple
     return set(secrets.SystemRandom().sample(places, min(count, len(places))))
 
 
-def _probe(
-    plan: TimingPlan, case: int, opened: OpenProblem, process: CandidateProcess
-) -> dict[int, int]:
+def _probe(plan: TimingPlan, case: int, opened: OpenProblem) -> dict[int, int]:
     """Draw the batch of a launch that a probe precedes, and how many of its calls are compared."""
     kinds = opened.variations(case)
-    if not kinds and process.returns_outputs:
-        return {}
     least = CHEAP_CHECKS if CHEAP_CHECKS * opened.check_time_s[case] < CHEAP_S else 1
     return {secrets.randbelow(plan.rounds): max(1, min(kinds, max(least, plan.calls_checked)))}

@@ -23,7 +23,7 @@ from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 from ratchet.judge.problems.free_memory import MEMORY_SHARE
 from ratchet.judge.problems.problem import MORE_TIME, Problem
 from ratchet.judge.sandbox.accelerator import Accelerator
-from ratchet.judge.sandbox.shared_memory import BATCH_PART
+from ratchet.judge.sandbox.shared_memory import BATCH_PART, Handing
 from ratchet.judge.sandbox.zygote import CandidateZygote
 from ratchet.judge.targets import small_cases, targets
 from ratchet.judge.terms import LANGUAGES
@@ -294,7 +294,9 @@ class ScreeningRun:
         fitting = min(HELD_S / max(1e-6, facts.time_s), HELD_BYTES / max(1.0, facts.bytes))
         wanted = max(2, min(most, int(fitting)))
         seeds = [rng.getrandbits(48) for _ in range(wanted)]
-        order = rng.sample(range(wanted), wanted)
+        order = sorted(rng.sample(range(wanted), wanted), key=lambda call: call == 0)
+        same = {order[0] - 1, order[0]}  # a call and the one before it get the same tensors
+        handing = [Handing.UNTOLD if call in same else Handing.OWN for call in range(wanted)]
         for entrant in group:
             process = entrant.process
             if entrant.is_interpreted or process is None:
@@ -302,7 +304,13 @@ class ScreeningRun:
 
             def run(calls: int, process: CandidateProcess = process) -> str:
                 compared = [call for call in order if call < calls][:HELD_COMPARED]
-                drawn = opened.draw(index, calls, writable_inputs=False, seeds=seeds[:calls])
+                drawn = opened.draw(
+                    index,
+                    calls,
+                    writable_inputs=False,
+                    seeds=seeds[:calls],
+                    handing=handing[:calls],
+                )
                 with drawn as batch:
                     codes = make_calls(process, opened, batch)
                     return first_wrong(process, opened, batch, codes, compared, again=True)

@@ -7,15 +7,17 @@ from the shared memory, and the judge's own process holds the clock.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.abi import Entry, pack_scalars, pack_tensors, words
+from ratchet.judge.abi import DTYPE_CODES, ITEM_BYTES, Entry, pack_scalars, pack_tensors, words
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.sandbox.confine import confine
@@ -32,28 +34,83 @@ from ratchet.judge.sandbox.shared_memory import (
     INPUTS,
     OUTPUTS,
     BatchLayout,
+    Handing,
     MappedRegion,
     Slot,
     shift_heap,
+    span,
 )
+
+ALIGNMENT, BLANK = 64, 0xFF
+BYTES = {code: ITEM_BYTES[name] for name, code in DTYPE_CODES.items()}
+Copy = tuple[int, int, int]  # To, from and bytes
+
+
+class StandingMemory:
+    """Memory of a case's own for two sets of its tensors, which stay from batch to batch."""
+
+    def __init__(self, call: Sequence[Slot]) -> None:
+        self._offsets, self._end = [], 0
+        for slot in call:
+            self._offsets.append(self._end)
+            self._end += -(-_span_bytes(slot) // ALIGNMENT) * ALIGNMENT
+        self._memory = mmap.mmap(-1, max(1, 2 * self._end))
+        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._blank: set[bool] = set()
+
+    def addresses(self, odd: bool) -> list[int]:
+        """Return the addresses of one set's tensors, which hold NaN at first."""
+        first = self._base + odd * self._end
+        if odd not in self._blank:
+            self._blank.add(odd)
+            ctypes.memset(first, BLANK, self._end)
+        return [first + one for one in self._offsets]
 
 
 class CppBatch:
     """Calls whose arguments are packed, pointing at memory that is not there yet."""
 
-    def __init__(self, layout: BatchLayout) -> None:
+    def __init__(self, layout: BatchLayout, standing: dict[str, StandingMemory]) -> None:
+        """`standing` holds the memory that cases have kept from earlier batches."""
         self.regions = [MappedRegion(*place) for place in layout.places()]
         bases = [region.address for region in self.regions]
         self.scalars = pack_scalars(layout.scalars)
         self.scalar_count = len(layout.scalars)
-        self.calls = [_pack(call, bases) for call in layout.calls]
         self.writable_inputs = layout.writable_inputs
+        places = [[bases[slot.region] + slot.offset for slot in call] for call in layout.calls]
+        self._copies: dict[int, tuple[list[Copy], list[Copy]]] = {}
+        """What is copied before and after a call whose tensors stay."""
+        for call, how in enumerate(layout.handing):
+            if how == Handing.OWN:
+                continue
+            slots = layout.calls[call]
+            form = str([slot[2:] for slot in slots])
+            if form not in standing:
+                standing[form] = StandingMemory(slots)
+            stays = standing[form].addresses(how == Handing.IN_TURN and call % 2 == 1)
+            self._copies[call] = _copies(slots, places[call], stays, how)
+            for at, slot in enumerate(slots):
+                if slot.region != OUTPUTS or how == Handing.UNTOLD:
+                    places[call][at] = stays[at]
+        self.calls = [_pack(*call) for call in zip(layout.calls, places, strict=True)]
 
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
         """Reveal the memory and make every call; return the codes of the entry."""
         self.reveal(descriptors)
         scalars, count = self.scalars, self.scalar_count
+        if self._copies:
+            return list(self._run_as_a_loop(entry))
         return [entry(packed, number, scalars, count) for packed, number in self.calls]
+
+    def _run_as_a_loop(self, entry: Entry) -> Iterator[int]:
+        for call, (packed, number) in enumerate(self.calls):
+            before, after = self._copies.get(call, ([], []))
+            for one in before:
+                ctypes.memmove(*one)
+            code = entry(packed, number, self.scalars, self.scalar_count)
+            for one in after if code == 0 else ():
+                ctypes.memmove(*one)
+            yield code
 
     def reveal(self, descriptors: list[int]) -> None:
         """Map the memory where the arguments point; nothing can be written earlier."""
@@ -73,6 +130,7 @@ class CppWorker:
         self._entry: Entry | None = None
         self._batch: CppBatch | None = None
         self._last: CppBatch | None = None
+        self._standing: dict[str, StandingMemory] = {}
         self._state = process_state()
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
@@ -104,7 +162,7 @@ class CppWorker:
             self._release_last()
             self._last, self._batch = self._batch, None
             self._release_last()
-        batch = CppBatch(layout)
+        batch = CppBatch(layout, self._standing)
         self._release_last()
         self._last, self._batch = self._batch, batch
         return {"value": None, CHANGED: changes(self._state, process_state())}, []
@@ -121,11 +179,28 @@ class CppWorker:
         return {"codes": codes, "cpu_time_s": time.process_time() - began}, []
 
 
-def _pack(call: Sequence[Slot], bases: Sequence[int]) -> tuple[bytes, int]:
+def _pack(call: Sequence[Slot], places: Sequence[int]) -> tuple[bytes, int]:
     flat: list[int] = []
-    for region, offset, dtype, size, stride in call:
-        flat += words(bases[region] + offset, dtype, size, stride)
+    for (_, _, dtype, size, stride), place in zip(call, places, strict=True):
+        flat += words(place, dtype, size, stride)
     return pack_tensors(flat), len(call)
+
+
+def _copies(
+    slots: Sequence[Slot], own: Sequence[int], stays: Sequence[int], how: Handing
+) -> tuple[list[Copy], list[Copy]]:
+    """Return what is copied before a call and after it, if its tensors stay."""
+    before, after = [], []
+    for slot, place, stay in zip(slots, own, stays, strict=True):
+        if slot.region != OUTPUTS:
+            before.append((stay, place, _span_bytes(slot)))
+        if slot.region == IN_PLACE or (slot.region == OUTPUTS and how == Handing.UNTOLD):
+            after.append((place, stay, _span_bytes(slot)))
+    return before, after
+
+
+def _span_bytes(slot: Slot) -> int:
+    return span(slot.size, slot.stride) * BYTES[slot.dtype]
 
 
 def main() -> None:

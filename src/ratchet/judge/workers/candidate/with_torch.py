@@ -43,6 +43,7 @@ from ratchet.judge.sandbox.shared_memory import (
     INPUTS,
     OUTPUTS,
     BatchLayout,
+    Handing,
     PackedFiles,
     Slot,
     shift_heap,
@@ -55,6 +56,7 @@ from ratchet.judge.workers.candidate.results import (
     as_results,
     places,
 )
+from ratchet.judge.workers.candidate.standing import Standing
 from ratchet.judge.workers.device import Gpu, WorkerDevice, open_device
 from ratchet.judge.workers.driver_memory import DriverRefusal
 
@@ -87,8 +89,10 @@ DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 class TorchBatch:
     """Calls whose tensors point at memory that is not there yet."""
 
-    def __init__(self, layout: BatchLayout, device: WorkerDevice, outputs: str) -> None:
-        """Reserve the addresses.
+    def __init__(
+        self, layout: BatchLayout, device: WorkerDevice, outputs: str, standing: Standing
+    ) -> None:
+        """Reserve the addresses. `standing` holds the tensors that stay from batch to batch.
 
         `outputs` says what becomes of the results. `kept`: they stay until the next batch.
         `copied`: they are copied to the shared memory. `mapped`: that memory is mapped and they are
@@ -96,13 +100,14 @@ class TorchBatch:
         """
         self._copy_out = outputs == "copied"
         self._map_out = outputs != "kept"
-        self._device = device
+        self._device, self._standing = device, standing
+        self._handing = layout.handing or [Handing.OWN] * len(layout.calls)
         self.device_s: float | None = None
         """Seconds of the calls by the device's own clock, if it has one."""
         self.kept: Kept = []  # The results of each call
         self.regions = [device.memory.region(*place) for place in layout.places()]
         self.scalars = tuple(layout.scalars)
-        self.writable_inputs = layout.writable_inputs
+        self.writable_inputs, self._views = layout.writable_inputs, layout.views
         inputs = layout.calls[0][: layout.input_count]
         self.in_place = [place for place, slot in enumerate(inputs) if slot.region == IN_PLACE]
         self.calls = [self._call(layout, call) for call in range(len(layout.calls))]
@@ -131,8 +136,12 @@ class TorchBatch:
         codes = [0] * len(self.calls)
         for call, (inputs, forms, _) in enumerate(self.calls):
             more = (forms, self.in_place) if wants_forms else ()
+            how = self._handing[call]
             try:
-                results = as_results(entry(*inputs, self.scalars, *more), forms)
+                if how is Handing.OWN:
+                    results = as_results(entry(*inputs, self.scalars, *more), forms)
+                else:
+                    results = self._on_standing(entry, how, call, self.scalars, *more)
             except DeclinedCase as error:
                 kept = [inputs[place] for place in self.in_place]
                 fresh = [one.blank() for one in forms[len(kept) :]]
@@ -147,6 +156,17 @@ class TorchBatch:
         self._device.finish()
         self.device_s = self._device.between_s(begin, end)
         return codes
+
+    def _on_standing(
+        self, entry: Entry, how: Handing, call: int, *more: object
+    ) -> tuple[Tensor, ...]:
+        """Make a call on tensors that stay; what it changed there is copied for the judge."""
+        inputs, forms, _ = self.calls[call]
+        found = self._standing.call(entry, how, call, inputs, self.in_place, *more)
+        results = as_results(found, forms)
+        # The reference's outputs may be views of its inputs: then the kernel's may be too.
+        changed = len(results) if self._views else len(self.in_place)
+        return (*(one.clone() for one in results[:changed]), *results[changed:])
 
     def reveal(self, descriptors: list[int]) -> None:
         """Map the memory where the arguments point; nothing can be written earlier."""
@@ -181,6 +201,7 @@ class TorchWorker:
         self._last: TorchBatch | None = None
         self._device = WorkerDevice()
         self._state: State = {}
+        self._standing = Standing()
         self._grad = "off"  # The gradient mode that the last calls left: on or off
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
@@ -231,7 +252,7 @@ class TorchWorker:
             self._release_last()
             self._last, self._batch = self._batch, None
             self._release_last()
-        batch = TorchBatch(layout, self._device, message["outputs"])
+        batch = TorchBatch(layout, self._device, message["outputs"], self._standing)
         if self._batch is not None:
             self._batch.kept = []
         self._release_last()
@@ -259,7 +280,8 @@ class TorchWorker:
         outputs = places(self._batch.kept)
         cpu_time_s = time.process_time() - began
         reply = {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}
-        return {**reply, "outputs": outputs}, []
+        rejected = {str(int(how)): words for how, words in self._standing.rejected.items()}
+        return {**reply, "outputs": outputs, "rejected": rejected}, []
 
     def _counted(self, descriptors: list[int]) -> Reply:
         """Run a batch with a census of what the calls did; it is not timed."""
