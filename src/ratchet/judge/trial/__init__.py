@@ -5,6 +5,7 @@ stages           the stages of one trial: open, check, time, conclude
 open_problem     a problem that the reference worker holds open; a GPU's clock beside the judge's
 kernel_checks    is it right: every case, with new values
 many_calls       several calls compared together, and wear: hundreds in one process
+orders           how the calls of a batch get their inputs, as programs hand them over
 plan             how many launches, rounds and calls the time allows
 arms             the reference and the candidate, a batch at a time
 sample           a case's samples: one look
