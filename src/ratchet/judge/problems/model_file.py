@@ -31,7 +31,6 @@ from ratchet.judge.problems.model_state import (
     plain_tensors,
     widen_plain,
 )
-from ratchet.judge.problems.tolerance import same_bits
 
 # Support for problem files that ask for `cuda`, on the CPU.
 #
@@ -159,7 +158,7 @@ class ModelFile:
                 other = self._calls[False, where].in_other_mode(*inputs, ())
         except Exception:  # its author did not foresee the other mode
             return False
-        return len(own) == len(other) and all(map(same_bits, own, other))
+        return len(own) == len(other) and all(map(torch.equal, own, other))
 
     def timed(self) -> Callable[..., tuple[Tensor, ...]]:
         """Return the model without the context of `reference`, which a `ModelNew` does not get.

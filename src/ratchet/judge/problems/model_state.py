@@ -105,7 +105,7 @@ class StatefulCall:
         for position, alias, shape, stride, offset in self._aliases:
             source = held.get(position, tensors[position])
             source = source.clone() if self._frozen else source
-            alias.data = source.as_strided(shape, stride, offset)
+            alias.data = source.as_strided(shape, stride, source.storage_offset() + offset)
         if self._frozen:
             self._parameters, self._aliases = [], []
         for position, owner, name in self._attributes:

@@ -6,13 +6,17 @@ for over a second.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import gc
 import os
 import platform
+import resource
 import sys
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Final, NoReturn
 
@@ -144,27 +148,81 @@ def _exit_code(pid: int, *, wait: bool) -> int | None:
 State = Mapping[str, str]  # Names of what is left alone, with its values in words
 ENVIRONMENT_BYTES: Final = 256  # More than any machine's fenv_t takes
 X86, ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
+SIGNALS: Final = ("SigBlk:", "SigIgn:")  # Lines of /proc/self/status
+OPENMP: Final = ("libgomp.so.1", "libomp.so")
 MXCSR_AT: Final = 28
+LIMITS: Final = ("RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC")
 FLAGS: Final = 0x3F  # The bits of MXCSR that arithmetic sets (Intel's manual, volume 1, 10.2.3)
 MOST_NAMED: Final = 4
 
 
 def process_state() -> State:
-    """Return how this thread computes, and on which cores it may run."""
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    return {"the floating-point mode": _mode(), "the cores it may run on": cores}
+    """Return how this thread computes, where it may run, and what programs it starts would get."""
+    mask = os.umask(0)
+    os.umask(mask)
+    limits = [resource.getrlimit(getattr(resource, name)) for name in LIMITS]
+    return {
+        "the floating-point mode": _mode(),
+        "the cores it may run on": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "OpenMP's threads": _openmp_threads(),
+        "the environment": _environment(),
+        "the working folder": os.getcwd(),
+        "the mask of new files": f"{mask:o}",
+        "blocked and ignored signals": _signals(),
+        "its priority": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "its limits": str(limits),
+    }
+
+
+def _environment() -> str:
+    """Return a digest of the C library's environment, which Python's may not show."""
+    listed = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc(), "environ")
+    digest, at = 0, 0
+    while listed and (one := listed[at]):
+        digest, at = zlib.crc32(one, digest), at + 1
+    return f"{digest:08x}"
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _signals() -> str:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        lines = [line.split() for line in file if line.startswith(SIGNALS)]
+    return ", ".join(line[1].lstrip("0") or "none" for line in lines)
+
+
+def _openmp_threads() -> str:
+    """Return how many threads OpenMP would start, and whether it may start fewer, if it is here."""
+    if not _openmp:
+        for name in OPENMP:
+            with contextlib.suppress(OSError):
+                _openmp.append(ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
+    for one in _openmp[:1]:
+        fewer = ", or fewer" if one.omp_get_dynamic() else ""
+        return f"{one.omp_get_max_threads()}{fewer}"
+    return ""
+
+
+_openmp: list[ctypes.CDLL] = []
 
 
 def changes(before: State, now: State) -> list[str]:
     """Return what changed, in words, of what is known now."""
-    found = [f"{one} ({before[one]} to {new})" for one, new in now.items() if new != before[one]]
+    found = [
+        f"{one} ({before[one]} to {new})"
+        for one, new in now.items()
+        if new != before[one] and before[one]  # nothing was known before
+    ]
     return found[:MOST_NAMED]
 
 
 def _mode() -> str:
     """Return the control words of fegetenv(3), without flags; "" where they are not known."""
     held = ctypes.create_string_buffer(ENVIRONMENT_BYTES)
-    read = getattr(ctypes.CDLL(None), "fegetenv", None)  # libm's, which an interpreter may lack
+    read = getattr(_libc(), "fegetenv", None)  # libm's, which an interpreter may lack
     if platform.machine() not in (*X86, *ARM) or read is None or read(held):
         return ""
 

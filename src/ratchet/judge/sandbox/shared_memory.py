@@ -33,8 +33,7 @@ class Handing(IntEnum):
     OWN = 0
     """In memory of its own, which no other call of the batch has."""
     REFILLED = 1
-    """The same tensors as the last such call's, refilled. A compiled kernel's outputs are its own.
-    """
+    """The same tensors as the last such call's, refilled."""
     UNTOLD = 2
     """The same, but no version counter tells it. A compiled kernel also gets the same outputs."""
     IN_TURN = 3  # Two sets of tensors in turn, refilled, as a prefetcher fills them

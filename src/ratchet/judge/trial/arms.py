@@ -116,6 +116,7 @@ class CandidateArm(RoundArm):
         self._watch = watch
         self._watched: Set[int] = frozenset()
         self._probes: Mapping[int, int] = {}
+        self._are_handed = False
         self.batch_s = math.inf  # Seconds of the shortest batch
         self.checked = 0  # Calls that were compared, timed or of probes
         self.order_looks = 0  # Moments at which the judge saw how far the calls of a batch had come
@@ -132,20 +133,21 @@ class CandidateArm(RoundArm):
         """Before each of these batches, counted as in `sample`, sample one more."""
         self._watched = batches
 
-    def probe_before(self, batches: Mapping[int, int]) -> None:
+    def probe_before(self, batches: Mapping[int, int], *, handed: bool) -> None:
         """Before each of these batches run a probe, which looks like any other batch.
 
         Its calls have the values of the case's variations (`Problem.varied`), if there are any, and
-        this many of them are compared.
+        this many of them are compared. If it is `handed`, they share their tensors.
         """
-        self._probes = batches
+        self._probes, self._are_handed = batches, handed
 
     def run(self, iterations: int) -> Timing:
         """Time one batch of the kernel's calls while the reference worker is stopped."""
         if self._batch in self._watched:
             self.be_watched(iterations)
         if self._batch in self._probes:
-            self._be_probed(iterations, self._probes[self._batch])
+            compared = self._probes[self._batch]
+            self._be_probed(iterations, compared, handed=self._are_handed)
         with contextlib.ExitStack() as held:
             batch = held.enter_context(self._drawn(iterations))
             wall_time_s, cpu_time_s, codes = self._go(batch, iterations)
@@ -206,26 +208,24 @@ class CandidateArm(RoundArm):
             self._be_probed(calls, 1)
             batches += 1
 
-    def _be_probed(self, iterations: int, compared: int) -> None:
+    def _be_probed(self, iterations: int, compared: int, *, handed: bool = False) -> None:
         """Run an untimed batch: compare some calls, and see that all were made in order.
 
-        All calls get the same tensors, refilled, so a kernel cannot remember its last answer by
-        them once it is timed. A compiled one writes outputs of each call's own, as their order
-        shows there.
+        If it is a `handed` one, all calls get the same tensors, refilled: a kernel cannot remember
+        its last answer by them once it is timed, nor run ahead, as the next values are not there.
         """
         kinds, rng = self._opened.variations(self._case), self._opened.rng
         first = rng.randrange(kinds) if kinds else 0
         values = [(first + call) % kinds for call in range(iterations)] if kinds else []
-        compiled = not self._candidate.returns_outputs
-        how = Handing.REFILLED if compiled else Handing.UNTOLD
+        several, compiled = iterations > 1, not self._candidate.returns_outputs
         with self._opened.draw(
             self._case,
             iterations,
             writable_inputs=False,
             values=values,
-            handing=[how] * iterations if iterations > 1 else (),
+            handing=[Handing.UNTOLD] * iterations if handed and several else (),
         ) as batch:
-            ordered = iterations > 1 and compiled
+            ordered = several and compiled and not handed
             order = CallOrder(batch.layout, batch.memories) if ordered else None
             try:
                 codes = self._go(batch, iterations, order=order)[2]
@@ -233,7 +233,7 @@ class CandidateArm(RoundArm):
                 why = f"the order of its calls was not seen: {error}"
                 raise fault("unmeasured", why) from error
             # Neighbours have different kinds of values; the first call has no answer before it.
-            start = rng.randrange(min(1, iterations - 1), iterations)
+            start = rng.randrange(int(handed and several), iterations)
             calls = range(start, start + min(compared, iterations))
             self._check(batch, codes, [call % iterations for call in calls])
             if order is not None:

@@ -180,7 +180,7 @@ class _Worn:
             is_one = is_cheap(self.opened, index)
             calls = LAST_BATCH if is_one and index == smallest else BATCH
             ways = list(self.orders.kinds) if is_one else self._ways(index)
-            most = BATCH - len(ways)
+            most = max(LEAST_COMPARED, BATCH - len(ways))
             while ways:  # a batch of large calls has room for one way
                 if detail := self.batch(index, place, most=most, ways=ways, calls=calls):
                     return detail

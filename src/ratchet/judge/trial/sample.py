@@ -20,6 +20,7 @@ from ratchet.judge.trial.arms import REFERENCE, CandidateArm, RivalArm, RoundSee
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.trial.plan import (
+    MIN_LAUNCHES,
     TimingPlan,
     calls_of,
     calls_per_batch,
@@ -116,6 +117,8 @@ class _CaseLaunches:
         self._samples: list[Sample] = []
         self._checked = self._looks = 0
         self._watched: set[tuple[int, int]] = set()
+        self._handed = secrets.randbelow(MIN_LAUNCHES)
+        """The launch in which a probe's calls share their tensors."""
         self._warm_seeds = RoundSeeds(
             rivalry.opened, fresh=False
         )  # no warm batch is timed or compared
@@ -165,11 +168,13 @@ class _CaseLaunches:
             for arm in arms:
                 arm.begin(self._warm_seeds)
             round_s = sum(warm(arm, calls) for arm in arms)
-            plan = self._plan or self._make_plan(round_s, len(arms), process, candidate)
             index = launch - self._first
+            plan = self._plan or self._make_plan(round_s, len(arms), process, candidate)
             compared = opened.rng.sample(range(plan.rounds), plan.checks)
             candidate.sample(dict.fromkeys(compared, plan.calls_checked))
-            candidate.probe_before(_probe(plan, case, opened))
+            handed = index == self._handed
+            if handed or opened.variations(case) or not process.returns_outputs:
+                candidate.probe_before(_probe(plan, case, opened), handed=handed)
             candidate.order_looks = self._looks
             candidate.watch_before({number for at, number in self._watched if at == index})
             seeds = RoundSeeds(opened)

@@ -11,13 +11,14 @@ import contextlib
 import gc
 import io
 import os
+import random
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import BuiltinFunctionType, MethodDescriptorType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
 
 import torch
 from torch import Tensor
@@ -76,13 +77,24 @@ BUILT_IN = {"extensions": EXTENSIONS, "triton": "TRITON_CACHE_DIR"}
 EMULATOR = "RATCHET_EMULATOR"  # The variable that names the emulator's library to a kernel's source
 SEED = "torch's seed"
 FUNCTIONS = [
-    (owner, name, function)
-    for owner in (torch, torch.Tensor, torch.nn.functional)
-    for name, function in vars(owner).items()
-    if isinstance(function, BuiltinFunctionType | MethodDescriptorType)
-    or (owner is torch.nn.functional and callable(function))
+    (
+        vars(owner),
+        [
+            (name, function)
+            for name, function in vars(owner).items()
+            if isinstance(function, BuiltinFunctionType | MethodDescriptorType)
+            or (owner is not torch and isinstance(function, FunctionType))
+        ],
+    )
+    for owner in (torch, torch.Tensor, torch.nn.functional, torch.nn.Module, torch.optim.Optimizer)
 ]
 """Functions of torch that code after a call expects; torch itself replaces none of them."""
+HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_parameter_registration_hooks",
+)
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 
 
@@ -201,6 +213,7 @@ class TorchWorker:
         self._last: TorchBatch | None = None
         self._device = WorkerDevice()
         self._state: State = {}
+        self._set_anew = SetAnew()
         self._standing = Standing()
         self._grad = "off"  # The gradient mode that the last calls left: on or off
 
@@ -259,7 +272,7 @@ class TorchWorker:
         self._last, self._batch = self._batch, batch
         if not self._device.memory.seals:
             self._release_last()  # a GPU's memory is the limit of a batch
-        now = {**state_with_torch(), "torch's gradients": self._grad}
+        now = {**state_with_torch(), **self._set_anew.state(), "torch's gradients": self._grad}
         if layout.seeds:
             del now[SEED]
         self._state = self._state or now
@@ -297,22 +310,70 @@ class TorchWorker:
 
 def state_with_torch() -> State:
     """Return what a call must leave as it was, in words."""
-    replaced = [name for owner, name, one in FUNCTIONS if vars(owner).get(name) is not one]
+    replaced = [
+        name for held, owned in FUNCTIONS for name, one in owned if held.get(name) is not one
+    ]
     modes = {
         "autocast": torch.is_autocast_enabled("cpu"),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "oneDNN": torch._C._get_mkldnn_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "anomalies": torch.is_anomaly_enabled(),
+        "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
     }
+    hooks = torch.nn.modules.module
+    stacks = [
+        torch._C._len_torch_function_stack(),
+        torch._C._len_torch_dispatch_stack(),
+        *(len(getattr(hooks, name)) for name in HOOKS),
+    ]
     return {
         **process_state(),
         "torch's threads": str(torch.get_num_threads()),
         "torch's default dtype": str(torch.get_default_dtype()),
         SEED: str(torch.initial_seed()),
-        "torch's precision of products": torch.get_float32_matmul_precision(),
+        "torch's precision of products": str(
+            [
+                torch.get_float32_matmul_precision(),
+                getattr(torch.backends.mkldnn, "matmul").fp32_precision,  # noqa: B009
+            ]
+        ),
         "torch's replaced functions": ", ".join(replaced) or "none",
         "torch's modes": ", ".join(name for name, is_on in modes.items() if is_on) or "none",
+        "torch's function modes and hooks of all modules": str(stacks),
         "the garbage collector": "on" if gc.isenabled() else "off",
+        "the garbage collector's thresholds": str(gc.get_threshold()),
+        "what traces Python": ", ".join(
+            name
+            for name, one in (("trace", sys.gettrace()), ("profile", sys.getprofile()))
+            if one is not None
+        )
+        or "nothing",
+        "the interpreter's limits": f"{sys.getrecursionlimit()}, {sys.getswitchinterval():g} s",
     }
+
+
+class SetAnew:
+    """Sees whether calls leave a generator of random numbers in one state of their own."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, int] = {}
+        self._last: dict[str, int] = {}
+
+    def state(self) -> State:
+        """Return what is told of Python's and numpy's generators, after each batch."""
+        numpy_random = sys.modules.get("numpy.random")
+        now = {"Python's seed": hash(random.getstate())}
+        if numpy_random is not None:
+            kind, keys, *rest = numpy_random.get_state()
+            now["numpy's seed"] = hash((kind, keys.tobytes(), *rest))
+        found = {}
+        for name, one in now.items():
+            first = self._first.setdefault(name, one)
+            is_set = first != one == self._last.get(name)
+            found[name] = "set by each call" if is_set else "free"
+        self._last = now
+        return found
 
 
 def _take_files(told: Message, descriptors: list[int]) -> None:
