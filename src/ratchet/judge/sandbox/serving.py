@@ -214,7 +214,7 @@ def changes(before: State, now: State) -> list[str]:
     found = [
         f"{one} ({before[one]} to {new})"
         for one, new in now.items()
-        if new != before[one] and before[one]  # nothing was known before
+        if before.get(one) not in ("", None, new)  # a library may have come since
     ]
     return found[:MOST_NAMED]
 

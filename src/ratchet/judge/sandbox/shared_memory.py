@@ -28,7 +28,7 @@ and at its places, and each of four arms keeps its last batch and its results.""
 
 
 class Handing(IntEnum):
-    """How a call gets its inputs, as programs hand them to a kernel."""
+    """A way in which a call gets its inputs, as programs hand them to a kernel."""
 
     OWN = 0
     """In memory of its own, which no other call of the batch has."""

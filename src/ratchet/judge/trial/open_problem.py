@@ -283,7 +283,7 @@ class OpenProblem:
 
     @property
     def is_same_in_modes(self) -> bool:
-        """Whether a model's answer is the same in training and in evaluation mode."""
+        """True if a model answers alike in training and in evaluation mode."""
         return all(case.is_same_in_modes for case in self.cases)
 
     def variations(self, case: int) -> int:

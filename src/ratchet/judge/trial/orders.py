@@ -33,7 +33,7 @@ BY_TURNS: Final = (Handing.GRADIENT, Handing.OTHER_MODE)  # Every second call of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dealt:
-    """How the calls of a batch get their inputs, and the pairs of those that are compared."""
+    """The ways in which the calls of a batch get their inputs, and the pairs that are compared."""
 
     handing: Sequence[Handing]
     pairs: Sequence[tuple[int, int]]

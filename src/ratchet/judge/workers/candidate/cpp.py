@@ -79,7 +79,7 @@ class CppBatch:
         self.writable_inputs = layout.writable_inputs
         places = [[bases[slot.region] + slot.offset for slot in call] for call in layout.calls]
         self._copies: dict[int, tuple[list[Copy], list[Copy]]] = {}
-        """What is copied before and after a call whose tensors stay."""
+        """Copies before and after a call whose tensors stay."""
         for call, how in enumerate(layout.handing):
             if how == Handing.OWN:
                 continue

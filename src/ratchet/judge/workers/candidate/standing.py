@@ -31,7 +31,7 @@ class Standing:
     def __init__(self) -> None:
         self._cases: dict[str, list[_Held]] = {}
         self.rejected: dict[Handing, str] = {}
-        """What the kernel raised where it may, by the way of the call."""
+        """Errors that the kernel raised where it may, by the way of the call."""
 
     def call(
         self,
