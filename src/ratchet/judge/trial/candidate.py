@@ -125,7 +125,7 @@ class CandidateProcess:
         self.unplaced: list[str] = []
         """Parts of a problem's state that its model has no place for, as it claims."""
         self.rejected: dict[Handing, str] = {}
-        """Errors that it raised, as it claims, where a call may raise: by how that got its inputs."""
+        """Errors that it raised, as it claims, where a call may raise: by the way of the call."""
         self._met: set[str] = set()  # The tensor sizes that its kernel was called on
         self.first_call_limit_s = FIRST_CALL_S
         """Seconds that a Python kernel's first call on new sizes may take in addition."""
