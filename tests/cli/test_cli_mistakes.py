@@ -113,6 +113,11 @@ def test_dumps_that_say_nothing_do_not_agree(name: str, capsys: pytest.CaptureFi
     assert words in mistake(capsys, "debug", "dump_0", "dump_1")
 
 
+def test_a_dump_that_is_no_file_is_not_opened(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("dump_0")
+    assert "is a FIFO" in mistake(capsys, "debug", "dump_0")
+
+
 READING = (
     "history show",
     "history export x.csv",

@@ -260,7 +260,9 @@ class StrawRay(OtherRay):
 
     @classmethod
     def nodes(cls) -> list[dict[str, object]]:
-        print("(raylet) a machine died")
+        print(
+            "\x1b[33m(raylet)\x1b[0m a machine died. Last 20 lines:\n    [state-dump] a\n    [b] c"
+        )
         given = {"login": {}, "gpus": {"CPU": 16.0, "GPU": cls.gpus}, "cores": {"CPU": 4.0}}
         return [
             {"NodeID": name, "NodeManagerHostname": name, "Alive": True, "Resources": resources}
@@ -300,4 +302,5 @@ def test_what_ray_prints_is_kept_from_the_result(
     cluster.close()
     print("the result")
     told = capsys.readouterr()
-    assert told.out == "the result\n" and "a machine died" in told.err
+    assert told.out == "the result\n" and "a machine died.\n" in told.err
+    assert "state-dump" not in told.err and "the cluster is left" in told.err

@@ -351,6 +351,11 @@ def _seconds(row: GoogleRow, metric: str, path: Path) -> float | None:
     return None if value is None else value * _SECONDS[row.time_unit]
 
 
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"\0" in file.read(4096)
+
+
 ResultsFormat = Literal["csv", "asv", "google"]
 
 
@@ -366,6 +371,8 @@ def read_results(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
         found = read_asv(path)
     elif why := files.why_not_file(path):
         raise HistoryError(f"{path} {why}: give a CSV or JSON file, or an asv results folder")
+    elif _is_binary(path):  # it may be one line of gigabytes
+        raise HistoryError(f"{path} is binary: give a CSV or JSON file, or an asv results folder")
     elif path.suffix.lower() == ".json":
         found = read_google(path, defaults)
     else:

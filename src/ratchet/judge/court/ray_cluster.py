@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import socket
@@ -197,9 +198,24 @@ class Spread:
 
 
 CONNECTED_S: Final = 10.0  # Time limit of the first connection to a `ray://` address
+RAYLET, MARKED = "(raylet", 40  # A raylet's mark, and the characters that it stands in
 READ_S: Final = 30.0  # Time limit of fetching an answer that is there
 PART: Final = 0.01
 """Part of a GPU that describing it takes; Ray hides a GPU from work that asks for none."""
+
+
+class _Aside(io.TextIOBase):
+    """Stderr, which shows of a raylet's message its first line: a dead one tells all its state."""
+
+    def write(self, text: str) -> int:
+        if RAYLET in text[:MARKED]:
+            first, _, rest = text.partition("\n")
+            text = f"{first.partition(' Last ')[0]}\n" if rest else text
+        sys.stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 class RayCluster:
@@ -213,7 +229,7 @@ class RayCluster:
         self._ray = _connected(address)
         self._exceptions = self._ray.exceptions
         self._aside = ExitStack()
-        self._aside.enter_context(redirect_stdout(sys.stderr))
+        self._aside.enter_context(redirect_stdout(_Aside()))
         try:
             self._on_gpus = self._choose(device)
         except BaseException:
@@ -323,7 +339,7 @@ def _connected(address: str) -> ModuleType:
     try:
         ray.init(
             address="auto" if address == "ray" else address,
-            logging_level=logging.CRITICAL,  # at ERROR, a dead node's raylet tells all its state
+            logging_level=logging.ERROR,
             log_to_driver=False,
             namespace="ratchet",
         )

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, NoReturn
 
 from ratchet.base import Json
 from ratchet.base.errors import RanksError
+from ratchet.base.files import why_not_file
 from ratchet.scale.ranks.beside import Beside, is_text, read_text, text_of
 
 MOST_BYTES: Final = 1 << 30
@@ -185,6 +186,8 @@ def read_dump(path: Path) -> Dump:
 
 
 def _raw(path: Path) -> bytes:
+    if why := why_not_file(path):  # reading a FIFO or a device could last for ever
+        raise RanksError(f"{path} {why}: give a dump's file")
     try:
         if path.stat().st_size > MOST_BYTES:
             raise RanksError(f"{path} has more than {MOST_BYTES} bytes: give one dump a file")

@@ -195,6 +195,8 @@ class Stream:
             bare = _BARE.match(head)
             if bare:
                 return bytes(head[bare.end() :])
+            if head.lstrip(_BEFORE)[:1] not in (b"{", b"[", b""):  # no JSON, however long it is
+                break
             found = _ARRAY.search(head, begin)
             if found:
                 self.header = bytes(head[: found.start()])
@@ -317,6 +319,9 @@ def _is_damaged(rest: bytes) -> bool:
     except RecursionError:
         pass
     return True
+
+
+_BEFORE = b"\xef\xbb\xbf \t\r\n"  # What may stand before JSON
 
 
 def unpack(

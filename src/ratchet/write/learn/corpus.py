@@ -180,6 +180,9 @@ def build_corpus(
     Raises:
         LearnError: no examples at all, or replay text that cannot be read.
     """
+    pieces = list(dict.fromkeys(documents(texts, datasets, ledger)))
+    if len(pieces) < 2:
+        raise LearnError("the replay text is one document: give a folder of several with --text")
     known = [] if ledger is None else ledger.writing_answers(fingerprint=here)
     seen: set[str] = set()
     examples: list[TaughtAnswer] = []
@@ -206,11 +209,8 @@ def build_corpus(
             "the corpus has no answer to learn: the ledger holds no proven kernel of these "
             "problems; run ratchet write on some first, or learn the language schedule"
         )
-    pieces = list(dict.fromkeys(documents(texts, datasets, ledger)))
     random.Random(f"{seed} documents").shuffle(pieces)
     held = max(1, round(HELD_OUT * len(pieces)))
-    if len(pieces) < 2:
-        raise LearnError("the replay text is one document: give a folder of several with --text")
     # What is held out stays the same while the ledger, and so the failures, grow.
     text, held_out = (*pieces[held:], *dict.fromkeys(failures)), tuple(pieces[:held])
     hashes = {
