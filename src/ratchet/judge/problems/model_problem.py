@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -121,25 +121,40 @@ def _form(text: str) -> tuple[ModelForm, Case]:
                 f"its {wanted} cannot be called: KernelBench's format needs a function"
             )
     with seeded(1), on_cores(text):
-        init, given = list(module.get_init_inputs()), list(module.get_inputs())
+        init, given = _listed(module, "get_init_inputs"), _listed(module, "get_inputs")
         model = module.Model(*init)
+    arguments = tuple(
+        None if isinstance(one, Tensor) else _literal(one, "get_inputs gives") for one in given
+    )
+    inputs = [_spec(one, "from_file") for one in given if isinstance(one, Tensor)]
+    if not inputs:
+        raise KernelError(
+            "its get_inputs gives no tensor: return a list of those that Model.forward takes"
+        )
     state = dict(model.state_dict())
     attributes = _random_attributes(module, text, init, model)
     state.update(attributes)
     form = ModelForm(
         init=_literal(init, "get_init_inputs gives"),
-        arguments=tuple(
-            None if isinstance(one, Tensor) else _literal(one, "get_inputs gives") for one in given
-        ),
+        arguments=arguments,
         state=tuple(state),
         structures=_structures(module, text, given),
         attributes=tuple(attributes),
     )
     first = model_of(text, form).first_state()
     form = replace(form, drawn=tuple(map(digest, first)))
-    specs = [_spec(tensor, "state") for tensor in state.values()]
-    specs += [_spec(one, "from_file") for one in given if isinstance(one, Tensor)]
+    specs = [*(_spec(tensor, "state") for tensor in state.values()), *inputs]
     return form, Case(name=GIVEN, inputs=tuple(specs), timed=True)
+
+
+def _listed(module: types.ModuleType, function: str) -> list[object]:
+    """Return what a function of the file gives; KernelError unless it is a list or a tuple."""
+    given = getattr(module, function)()
+    if not isinstance(given, (list, tuple, Iterator)):
+        raise KernelError(
+            f"its {function} gives {type(given).__name__}, no list: return a list of the arguments"
+        )
+    return list(given)
 
 
 def _structures(
@@ -185,6 +200,8 @@ def _spec(tensor: Tensor, distribution: str) -> TensorSpec:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPE_CODES:
         raise KernelError(f"a tensor of {dtype} cannot be passed to a kernel")
+    if tensor.layout != torch.strided:
+        raise KernelError("a sparse tensor cannot be passed to a kernel: make it dense")
     if tensor.device.type != "cpu":
         raise KernelError(f"a tensor lies on {tensor.device}: draw it on the CPU")
     return TensorSpec(shape=tuple(tensor.shape), dtype=dtype, distribution=distribution)
