@@ -195,8 +195,8 @@ class Stream:
             bare = _BARE.match(head)
             if bare:
                 return bytes(head[bare.end() :])
-            if head.lstrip(_BEFORE)[:1] not in (b"{", b"[", b""):  # no JSON, however long it is
-                break
+            if len(head) == len(block) and block.lstrip(_BEFORE)[:1] not in (b"{", b"[", b""):
+                break  # no JSON, however long it is
             found = _ARRAY.search(head, begin)
             if found:
                 self.header = bytes(head[: found.start()])
