@@ -293,6 +293,15 @@ def test_without_a_compiler_there_is_no_loop(
     assert rates.multiply_add(CPU) == {}
 
 
+def test_a_narrow_type_is_not_slower_than_fp32() -> None:
+    """A CPU without bf16 instructions widens the values."""
+    slow = msgspec.structs.replace(
+        KNOWN, gemm_flops_per_s={"fp32": 1.4e11, "bf16": 1e10}, loop_flops_per_s={"fp32": 1.8e11}
+    )
+    assert slow.flops_per_s == {"fp32": 1.8e11, "bf16": 1.8e11}
+    assert KNOWN.flops_per_s == {"fp32": 2e11, "bf16": 4e11}
+
+
 def test_a_bound_falls_as_the_rates_rise_and_grows_with_the_work() -> None:
     work = [KNOWN.bound_s(flops, size) for flops, size in ((1e9, 1e6), (2e9, 1e6), (2e9, 1e9))]
     assert work == sorted(work) and KNOWN.bound_s(4e11, 0.0) == 1.0

@@ -66,9 +66,15 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def flops_per_s(self) -> dict[str, float]:
-        """The best rate of each dtype, of a library's product or of the loop."""
+        """The best rate of each dtype, of a library's product or of the loop.
+
+        A narrower type is not slower than fp32, which can hold its values.
+        """
         of = (self.gemm_flops_per_s, self.loop_flops_per_s)
-        return {name: max(one[name] for one in of if name in one) for name in of[0]}
+        return {
+            name: max(one[kind] for one in of for kind in {name, "fp32"} if kind in one)
+            for name in of[0]
+        }
 
     @property
     def provisional(self) -> str:
