@@ -123,6 +123,14 @@ def test_halves_of_a_split_may_share_a_name_once_they_work(
     assert kinds == ([] if has_worked else ["members"])
 
 
+def test_gloo_marks_a_call_as_ended_that_a_dead_rank_failed(tmp_path: Path) -> None:
+    calls = [call(1, "all_reduce", 8, GLOO), call(2, "broadcast", 9, GLOO)]
+    more = [*calls, call(3, "all_reduce", 10, GLOO, retired=False)]
+    write(tmp_path, {"": [0, 1, 2]}, r0=calls, r2=more)
+    (found,) = read(tmp_path).found
+    assert found.ranks == (1,) and "it left no dump" in found.said
+
+
 def test_what_gloo_does_not_record_is_no_agreement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

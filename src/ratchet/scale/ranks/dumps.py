@@ -23,7 +23,9 @@ from ratchet.base.files import why_not_file
 from ratchet.scale.ranks.beside import Beside, is_text, read_text, text_of
 
 MOST_BYTES: Final = 1 << 30
-OWN_FRAMES: Final = re.compile(r"[/\\](torch|typing_extensions|contextlib|threading)[/\\.]")
+OWN_FRAMES: Final = re.compile(
+    r"[/\\](torch|typing_extensions|contextlib|threading|runpy)[/\\.]|^<frozen "
+)
 """Files of frames that tell nothing about the training script."""
 DEFAULT_GROUP: Final = ("default_pg", "")
 

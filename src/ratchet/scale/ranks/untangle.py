@@ -15,6 +15,7 @@ from ratchet.scale.ranks.groups import Job, Site, job_of, site
 from ratchet.scale.ranks.waits import Meeting, Source, Waits, is_troubled, waits_of
 
 MOST_FOLLOWING: Final = 12  # Lines of consequences that are shown
+MOST_SUSPECTS: Final = 256  # Ranks of a circle whose programs are compared
 FRAMES: Final = 3  # Frames of a stack that a sentence holds
 
 
@@ -320,9 +321,10 @@ class _Told:
             for rank, call in one.here.items():
                 if rank not in held or held[rank][1].order < call.order:
                     held[rank] = (one, call)
-        novel = {rank: new for rank in held if (new := self.waits.novelty(rank))}
-        is_sure = len(novel) == 1
         left = [rank for kind, rank in source.nodes if kind == "rank" and rank in held]
+        suspects = list(held) if len(held) <= MOST_SUSPECTS else left[:MOST_SUSPECTS]
+        novel = {rank: new for rank in suspects if (new := self.waits.novelty(rank))}
+        is_sure = len(novel) == 1
         named_first = list(novel) if is_sure else left or list(held)
         said = []
         for rank in named_first[:2]:

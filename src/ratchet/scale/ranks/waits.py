@@ -57,6 +57,7 @@ class Meeting:
 
 _Place = tuple[str, Site]  # The family of a call's group, and where the call is in the script
 FARTHEST_BACK: Final = 500  # Calls of a rank that are searched for what it does next
+MOST_MATES: Final = 128  # Ranks of a group whose programs are compared
 LEAST_ALIKE: Final = 0.6  # Share of a rank's steps that another one with its program makes too
 Node = tuple[Literal["meeting", "rank", "fault"], int]
 
@@ -80,6 +81,7 @@ class Waits:
     edges: dict[Node, list[Node]] = field(default_factory=lambda: defaultdict(list))
     devices: set[int] = field(default_factory=set)
     """Ranks whose device did not begin what the others began."""
+    _known_steps: dict[int, Counter[tuple[_Place, _Place]]] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> list[Source]:
@@ -129,11 +131,12 @@ class Waits:
         """
         own = self._programs[rank]
         steps = self._steps(rank)
-        mates = {one for group in self.job.groups if rank in group.members for one in group.members}
+        groups = [group.members for group in self.job.groups if rank in group.members]
+        few = [members for members in groups if len(members) < len(self.job.world)] or groups
+        mates = {one for members in few for one in members[:MOST_MATES]} & self._programs.keys()
         likeness = {
             mate: len(steps.keys() & self._steps(mate).keys()) / max(1, len(steps))
             for mate in mates - {rank}
-            if mate in self._programs
         }
         best = max(likeness.values(), default=0.0)
         usual: Counter[tuple[_Place, _Place]] = Counter()
@@ -150,17 +153,20 @@ class Waits:
 
     def _steps(self, rank: int) -> Counter[tuple[_Place, _Place]]:
         """Return how often each call of a rank followed each other one."""
-        own = [one[:2] for one in self._programs[rank]]
-        return Counter(itertools.pairwise(own))
+        if rank not in self._known_steps:
+            own = [one[:2] for one in self._programs[rank]]
+            self._known_steps[rank] = Counter(itertools.pairwise(own))
+        return self._known_steps[rank]
 
     def comes_next(self, rank: int, meeting: Meeting) -> bool:
         """Return whether ranks go on to this meeting from where a rank stopped."""
         where = (meeting.group.family, site(meeting.call.what))
-        return self._followed[self._stop(rank)][where] > 0
+        own = self._programs.get(rank, [])
+        return bool(own) and self._followed[own[-1][:2]][where] > 0
 
     def usual_next(self, rank: int) -> Site | None:
         """Return what came next when a rank was where it is now: after the longest same calls."""
-        own = [one[:2] for one in self._programs[rank]]
+        own = [one[:2] for one in self._programs.get(rank, ())]
         best, longest = None, 0
         for end in range(len(own) - 1, max(0, len(own) - FARTHEST_BACK), -1):
             pairs = zip(own[end - 1 :: -1], own[::-1], strict=False)
@@ -173,10 +179,6 @@ class Waits:
                 best = follows[0][0][1]
         return best
 
-    def _stop(self, rank: int) -> _Place | None:
-        own = self._programs[rank]
-        return own[-1][:2] if own else None
-
     @cached_property
     def _programs(self) -> dict[int, list[tuple[str, Site, CollectiveCall]]]:
         found: dict[int, list[tuple[str, Site, CollectiveCall]]] = defaultdict(list)
@@ -187,7 +189,7 @@ class Waits:
                 found[rank] += [(group.family, site(call.what), call) for call in calls]
         for program in found.values():
             program.sort(key=lambda one: one[2].order)
-        return found
+        return dict(found)
 
     @cached_property
     def _followed(self) -> defaultdict[_Place | None, Counter[_Place]]:
@@ -203,6 +205,8 @@ class Waits:
 def waits_of(job: Job, faults: Sequence[tuple[Disagreement, tuple[JobGroup, ...]]]) -> Waits:
     """Return the graph of a job's waits; calls from a disagreement on wait for it alone."""
     meetings = [one for group in job.groups for one in _of_group(job, group)]
+    if meetings and job.missing:
+        meetings += [one for group in job.groups for one in _perhaps_failed(job, group)]
     waits = Waits(job=job, meetings=meetings, faults=list(faults))
     _connect(waits)
     return waits
@@ -244,8 +248,25 @@ def _collectives(job: Job, group: JobGroup) -> Iterator[Meeting]:
             here=here,
             absent=absent,
             unknown=unknown + sorted(group.blank - here.keys()),
-            is_done=all(call.is_done for call in here.values()),
+            is_done=all(
+                call.is_done and not job.dumps[rank].is_gloo for rank, call in here.items()
+            ),
         )
+
+
+def _perhaps_failed(job: Job, group: JobGroup) -> Iterator[Meeting]:
+    """Return the last collectives of ranks of gloo, which marks one that failed as ended.
+
+    They count where a member left no dump: it may have ended, and its end failed them.
+    """
+    unknown = [rank for rank in group.members if rank not in group.collectives]
+    for rank, own in group.collectives.items() if unknown else ():
+        last = job.dumps[rank].last() if job.dumps[rank].is_gloo else None
+        call = own.get(last[1].sequence) if last and last[0].name == group.name else None
+        if call and call.is_done and not group.absent(call.sequence):
+            yield Meeting(
+                group=group, sequence=call.sequence, here={rank: call}, absent=[], unknown=unknown
+            )
 
 
 def _pairs(job: Job, group: JobGroup) -> Iterator[Meeting]:
