@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -265,6 +268,23 @@ def test_the_use_of_others_is_what_this_process_did_not_use(
     assert use.share() is None
     assert OthersUse(frozenset({0}), tmp_path / "missing").share() is None
     assert 0.0 <= (OthersUse().share() or 0.0) <= 1.0
+
+
+def test_a_machine_that_is_kept_busy_is_seen_to_be() -> None:
+    """One process a core works, until it is told to end; how much it gets to do is not asked."""
+    busy = [sys.executable, "-S", "-c", "while True: pass"]
+    hogs = [subprocess.Popen(busy) for _ in range(CPU.threads)]
+    try:
+        use = OthersUse()
+        deadline = time.monotonic() + 30.0
+        while not (share := use.share()) or share <= QUIET:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert msgspec.structs.replace(KNOWN, busy=share).provisional
 
 
 def test_the_loop_says_a_rate_for_each_type() -> None:
