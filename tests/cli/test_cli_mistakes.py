@@ -118,6 +118,15 @@ def test_a_dump_that_is_no_file_is_not_opened(capsys: pytest.CaptureFixture[str]
     assert "is a FIFO" in mistake(capsys, "debug", "dump_0")
 
 
+@pytest.mark.parametrize("command", ["corpus", "loop"])
+def test_replay_text_that_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("nothing").mkdir()
+    Path("empty.txt").touch()
+    for text in ("nothing", "empty.txt"):
+        line = mistake(capsys, "learn", command, "--out", "new", "--text", text)
+        assert f"{text} holds no text" in line
+
+
 READING = (
     "history show",
     "history export x.csv",

@@ -322,9 +322,11 @@ def corpus(
 
     make_folder(out, "--out")
 
+    from ratchet.write.learn.corpus import build_corpus, check_texts, write_corpus
+
+    check_texts(text or ())
     from ratchet.base.devices.probe import probe
     from ratchet.base.ledger.store import Ledger
-    from ratchet.write.learn.corpus import build_corpus, write_corpus
     from ratchet.write.learn.languages import language_of
     from ratchet.write.learn.tasks import make_tasks
 
@@ -489,6 +491,9 @@ def loop(
     from ratchet.write.learn.show import refresh_page, write_report
 
     make_folder(out, "--out")
+    from ratchet.write.learn.corpus import check_texts
+
+    check_texts(text or ())
     from ratchet.base.show.terminal import BudgetLine
     from ratchet.judge.court.court import check_ledger, open_court
     from ratchet.write.learn.loop import Loop

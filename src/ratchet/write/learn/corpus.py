@@ -33,6 +33,7 @@ PIECE: Final = 20_000  # Most characters of a document: a longer text becomes se
 TEXT_BYTES: Final = 2_000_000  # Text of a dataset, or of what ships, at most
 SUFFIXES: Final = frozenset({".txt", ".md", ".rst", ".py", ".cpp", ".hip", ".cu", ".h", ".hpp"})
 """Suffixes of the files that are read in a folder."""
+ENDINGS: Final = ", ".join(sorted(SUFFIXES))
 
 
 def documents(
@@ -64,6 +65,13 @@ def documents(
                 raise LearnError(str(error)) from error
             if text.strip():
                 yield from (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+
+
+def check_texts(texts: Sequence[Path]) -> None:
+    """Raise the LearnError of replay text that cannot be read or is none, before any other work."""
+    if texts and not any(True for _ in documents(texts, (), None)):
+        named = ", ".join(map(str, texts))
+        raise LearnError(f"{named} holds no text: give a text file, or a folder of {ENDINGS} files")
 
 
 def dataset_documents(name: str, most_bytes: int) -> Iterator[str]:
