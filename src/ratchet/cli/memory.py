@@ -65,7 +65,7 @@ def memory(
         refuse(
             context,
             "fit compiled fused batch_size sequence precision text device",
-            "for a snapshot, which is only read",
+            "here, since a snapshot is only read",
         )
         _snapshot(Path(target), as_json)
         return

@@ -226,13 +226,21 @@ def _make_folder(url: URL) -> None:
             f"the ledger's folder {file.parent} {why}; point --ledger "
             "or RATCHET_LEDGER at a file in a folder that can be written"
         ) from error
-    if why := files.why_not_new_file(file):
-        raise LedgerError(f"the ledger {file} {why}; point --ledger or RATCHET_LEDGER at a file")
+    check_place(file)
     if why := why_no_database(file):
         raise LedgerError(
             f"the ledger {file} is not a ledger ({why.removeprefix('is ')}); move it away, or "
             "point --ledger or RATCHET_LEDGER at another file"
         )
+
+
+def check_place(file: Path | None) -> None:
+    """Raise a LedgerError if a ledger's file cannot be made or written; nothing is made."""
+    if file is None:
+        return
+    there = file.parent.exists()
+    if why := files.why_not_new_file(file) if there else files.why_not_new_folder(file.parent):
+        raise LedgerError(f"the ledger {file} {why}; point --ledger or RATCHET_LEDGER at a file")
 
 
 def _engine(url: URL) -> Engine:

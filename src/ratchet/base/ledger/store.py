@@ -15,7 +15,15 @@ from sqlalchemy.exc import IntegrityError
 from ratchet.base.devices.probe import Device, Software, describe_device, software
 from ratchet.base.errors import LedgerError, RatchetError
 from ratchet.base.ledger import schema
-from ratchet.base.ledger.connect import connect, explained, file_of, resolve, shown, utc_now
+from ratchet.base.ledger.connect import (
+    check_place,
+    connect,
+    explained,
+    file_of,
+    resolve,
+    shown,
+    utc_now,
+)
 from ratchet.base.ledger.schema import Fingerprint, Payload, RecordedTurn
 from ratchet.base.measure import Sample
 
@@ -49,14 +57,16 @@ class Ledger:
     def open_to_read(cls, url: str | os.PathLike[str] | None = None) -> Ledger:
         """Open a ledger for a command that shows what is there: no file and no folder is made.
 
-        A ledger whose file is missing or empty holds nothing. LedgerError as `open`.
+        A ledger whose file is missing or empty holds nothing. LedgerError as `open`, also where
+        none could be made.
         """
         found = resolve(url)
         file = file_of(found)
         try:
             size = None if file is None else file.stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             size = 0
+            check_place(file)
         except OSError:  # `connect` explains it
             size = None
         if size != 0:
