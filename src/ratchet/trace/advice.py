@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.sequences import SequenceRow
-from ratchet.trace.answers.shapes import ATTENTION, ATTENTION_BACKWARD
 
 COMPILE = ("compile", "compile-max-autotune")
 OPTIMIZER = re.compile(r"_foreach_|_fused_adam|multi_tensor_apply|Optimizer", re.IGNORECASE)
+ADAMW = re.compile(r"_fused_adam|Adam|addcdiv", re.IGNORECASE)
+_OTHER_OPTIMIZER = re.compile(r"Optimizer\.step#(?!AdamW?\b)")
 OPTIMIZER_LEVERS = ("fused-optimizer", "foreach-optimizer")
 KERNEL_LEVERS = (
-    (re.compile(r"RMSNorm", re.IGNORECASE), "kernel:rms_norm"),
-    (re.compile(r"LayerNorm|native_layer_norm", re.IGNORECASE), "kernel:layer_norm"),
-    (re.compile(r"Rotary|rope\b|RoPE", re.IGNORECASE), "kernel:rope"),
-    (re.compile(r"log_softmax|nll_loss|cross_entropy", re.IGNORECASE),
+    (re.compile(r"rms_?norm", re.IGNORECASE), "kernel:rms_norm"),
+    (re.compile(r"layer_?norm", re.IGNORECASE), "kernel:layer_norm"),
+    # Half of a rotated vector is negated and joined to the other.
+    (re.compile(r"Rotary|rope\b|^(?=.*(::neg\b|neg_kernel))(?=.*(::cat\b|CatArray))",
+                re.IGNORECASE), "kernel:rope"),
+    (re.compile(r"log_softmax|LogSoftMax|nll_loss|cross_entropy", re.IGNORECASE),
      "kernel:linear_cross_entropy"),
-    (re.compile(r"::silu|::gelu|SwiGLU|GeGLU", re.IGNORECASE), "kernel:gated_activation"),
-    (OPTIMIZER, "kernel:adamw"),
+    # A gate is an activation and a product with another branch.
+    (re.compile(r"SwiGLU|GeGLU|(::silu|::gelu)(?=.*(::mul|MulFunctor))", re.IGNORECASE),
+     "kernel:gated_activation"),
 )  # fmt: skip
 """Kernels of the library by the module or op that they replace, on a CPU and on a GPU."""
 SERVED = ("cpu", "cuda", "rocm")
@@ -73,8 +77,8 @@ def fusible_kernels(report: Report) -> Finding | None:
 
 
 def _words(row: SequenceRow, what: str) -> str:
-    module = _COUNTED.sub("", row.name.rpartition(" > ")[2])
-    where = f" in {module}" if module else f" around {row.op}" if row.op else ""
+    home = _COUNTED.sub("", row.name.rpartition(" > ")[2]).removeprefix("Optimizer.step#")
+    where = f" in {home}" if home else f" around {row.op}" if row.op else ""
     return (
         f"{row.count:,} x {row.length} {what}{where} take {milliseconds(row.time + row.gaps)}, "
         f"the longest of each {milliseconds(row.longest)}"
@@ -82,22 +86,30 @@ def _words(row: SequenceRow, what: str) -> str:
 
 
 def _levers(runs: list[SequenceRow], gain: int, served: bool) -> tuple[str, ...]:
-    """Return the levers for the heaviest runs, those of the library's kernels first."""
+    """Return what would take the runs' time away, of the heaviest run first."""
     found: dict[str, None] = {}
-    optimizer = 0
     for row in runs:
-        text = " ".join((row.name, row.op, *row.kernels))
-        if OPTIMIZER.search(text):
-            optimizer += row.could_win
-        if served and row.could_win >= _SHARE * gain:
-            found.update((lever, None) for what, lever in KERNEL_LEVERS if what.search(text))
-    ours = OPTIMIZER_LEVERS if optimizer >= gain / 2 else ()
-    return (*found, *ours, *COMPILE)
+        if row.could_win >= _SHARE * gain:
+            text = " ".join((row.name, row.op, *row.kernels))
+            found.update((lever, None) for lever in _levers_of(text, served))
+    return (*found, *COMPILE)
+
+
+def _levers_of(text: str, served: bool) -> Iterator[str]:
+    """Yield the levers of a run by the names in it."""
+    if OPTIMIZER.search(text):
+        if served and ADAMW.search(text) and not _OTHER_OPTIMIZER.search(text):
+            yield "kernel:adamw"
+        if "aten::_fused_" not in text:
+            yield from OPTIMIZER_LEVERS
+    elif served:
+        yield from (lever for what, lever in KERNEL_LEVERS if what.search(text))
 
 
 def attention(report: Report) -> Finding | None:
     """Find attention far from the ceilings: a product, so no run of fusible kernels holds it."""
-    rows = [row for row in report.roofline if row.name in ATTENTION | ATTENTION_BACKWARD]
+    rows = [row for row in report.roofline if row.category == "attention" and row.could_win]
+    rows = [row for row in rows if row.name.startswith("aten::")]
     gain = min(sum(row.could_win for row in rows), report.identity.window)
     if not gain or report.platform not in SERVED:
         return None

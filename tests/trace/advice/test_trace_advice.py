@@ -9,7 +9,7 @@ import made_traces as mt
 import pytest
 
 from ratchet.base.devices.ceilings import Roofline
-from ratchet.trace.advice import advise
+from ratchet.trace.advice import Finding, _levers_of, advise
 from ratchet.trace.answers.report import report
 from ratchet.trace.answers.roofline import Rooflines
 
@@ -94,6 +94,55 @@ def test_the_librarys_kernels_are_named_on_a_gpu(tmp_path: Path) -> None:
     assert found.platform == "cuda"
     levers = next(one.levers for one in advise(found) if one.name == "fusible-kernels")
     assert levers[0] == "kernel:rms_norm"
+
+
+ADAMW = ("mul_", "lerp_", "mul_", "addcmul_", "sqrt", "div", "add_", "addcdiv_")
+
+
+def updated(chain: tuple[str, ...], mark: str, on_device: bool) -> list[dict]:
+    """Two steps whose optimizer runs a chain of ops between two passes over the model."""
+    events: list[dict] = []
+    for number in range(2):
+        start, launch = 4000 * number, 20 * number
+        names = ["log_softmax", "nll_loss_forward", *chain, "embedding"]
+        update = mt.span("user_annotation", f"Optimizer.step#{mark}.step", start + 200, 2000)
+        events += [update, mt.op("aten::mm", start - 50, 40)]
+        for place, name in enumerate(names):
+            # The loss is short; the last op belongs to the next forward.
+            at = start + (place * 90 if place < 2 else 20 + place * 180)
+            at = start + 2300 if name == "embedding" else at
+            length = 150 if 0 < place - 1 < 9 else 20
+            events.append(mt.op(f"aten::{name}", at, length))
+            if on_device:
+                called = launch + place + 1
+                events += [mt.launch(at + 1, 2, called),
+                           mt.kernel(f"at::native::{name}", at + 10, length, called)]  # fmt: skip
+    return events
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["cpu", "gpu"])
+def test_the_optimizers_chain_names_what_takes_it_away(on_device: bool, tmp_path: Path) -> None:
+    def fusible(chain: tuple[str, ...], mark: str) -> Finding:
+        found = report(mt.made(tmp_path, updated(chain, mark, on_device)))
+        return next(one for one in advise(found) if one.name == "fusible-kernels")
+
+    adamw = fusible(ADAMW, "AdamW")
+    assert adamw.levers[:3] == ("kernel:adamw", "fused-optimizer", "foreach-optimizer")
+    assert "kernel:linear_cross_entropy" not in adamw.levers, "the loss is a tenth of a tenth"
+    what = "kernels" if on_device else "ops"
+    assert f"2 x 8 {what} in AdamW.step" in adamw.evidence
+    sgd = fusible(("mul_", "add_", "add_") * 2, "SGD")
+    assert "kernel:adamw" not in sgd.levers and sgd.levers[0] == "fused-optimizer"
+
+
+def test_a_kernel_is_named_for_what_it_would_replace() -> None:
+    def levers(*names: str) -> set[str]:
+        return set(_levers_of(" ".join(names), True))
+
+    assert levers("aten::silu", "aten::mul") == {"kernel:gated_activation"}
+    assert levers("aten::gelu", "aten::native_layer_norm") == {"kernel:layer_norm"}
+    assert levers("at::native::neg_kernel_cuda", "CatArrayBatchedCopy") == {"kernel:rope"}
+    assert levers("Optimizer.step#AdamW.step", "aten::_fused_adamw_") == {"kernel:adamw"}
 
 
 def test_attention_below_its_ceiling_names_the_librarys_kernel(tmp_path: Path) -> None:

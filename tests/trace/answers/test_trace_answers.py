@@ -13,9 +13,9 @@ from ratchet.base.devices.ceilings import Ceilings, Roofline
 from ratchet.trace import compare
 from ratchet.trace.analysis import KERNEL
 from ratchet.trace.answers.collectives import bus_factor, operation_of
+from ratchet.trace.answers.precision import precision_of_kernel
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.answers.roofline import Rooflines, measured_ceilings, paper_ceilings
-from ratchet.trace.answers.shapes import precision_of_kernel, work
 from ratchet.trace.export import document
 
 
@@ -208,27 +208,6 @@ def test_precision_of_each_matmul(tmp_path: Path) -> None:
     assert [(r.op, r.inputs, r.kernel, r.time) for r in rows] == [
         ("aten::mm", "fp32", "fp32", 9000), ("aten::addmm", "fp32", "fp32", 6000),
     ]  # fmt: skip
-
-
-def test_flops_and_bytes_follow_from_shapes() -> None:
-    mm = work("aten::mm", "[[4, 8], [8, 2]]", '["c10::BFloat16", "c10::BFloat16"]')
-    assert mm is not None and (mm.flops, mm.size_bytes) == (128, 2 * (32 + 16 + 8))
-    bmm = work("aten::bmm", "[[3, 4, 8], [3, 8, 2]]", '["float", "float"]')
-    assert bmm is not None and bmm.flops == 3 * 128
-    # The first convolution of ResNet-50 at 224 x 224: 118,013,952 multiply-adds.
-    convolution = work(
-        "aten::miopen_convolution", "[[1, 3, 224, 224], [64, 3, 7, 7], [], [], [], [], [], []]",
-        '["float", "float", "", "", "", "", "", ""]',
-        '["", "", "", "[3, 3]", "[2, 2]", "[1, 1]", "1", "False"]',
-    )  # fmt: skip
-    assert convolution is not None and convolution.flops == 2 * 118_013_952
-    flash = work(
-        "aten::_flash_attention_forward", "[[2, 128, 4, 64], [2, 128, 4, 64], [2, 128, 4, 64]]",
-        '["c10::Half", "c10::Half", "c10::Half"]',
-    )  # fmt: skip
-    assert flash is not None and flash.flops == 2 * 2 * 2 * 4 * 128 * 128 * 64
-    for dims in ("", "[", "[[4, 8], [9, 2]]", "[[], []]", '[["x"], [1]]'):
-        assert work("aten::mm", dims, '["float", "float"]') is None
 
 
 def test_roofline_says_what_could_be_won(tmp_path: Path) -> None:

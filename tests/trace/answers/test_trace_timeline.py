@@ -10,7 +10,7 @@ import pytest
 from ratchet.trace.analysis import analyse
 from ratchet.trace.answers.report import report
 from ratchet.trace.answers.roofline import named_ceilings
-from ratchet.trace.answers.shapes import work
+from ratchet.trace.answers.work import work
 from ratchet.trace.compare import compare, diff, side, together
 from ratchet.trace.read import read
 
@@ -71,7 +71,8 @@ def test_a_cpu_trace_has_modules_and_a_roofline(tmp_path: Path) -> None:
     ]
     found = report(mt.made(tmp_path, events), named_ceilings("H100"))
     assert [(row.path, row.forward) for row in found.modules] == [("Linear_0", 25_000)]
-    (row,) = found.roofline
+    row, unknown = found.roofline
+    assert (unknown.name, unknown.known) == ("aten::linear", False)
     assert (row.name, row.time, row.flops) == ("aten::mm", 20_000, 2 * 64**3)
     assert row.least > 0 and row.roof_flops_per_s > 0
 

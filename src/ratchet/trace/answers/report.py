@@ -26,10 +26,10 @@ from ratchet.trace.answers.kernels import (
     ops,
 )
 from ratchet.trace.answers.memory import MemoryUse, memory
+from ratchet.trace.answers.precision import PrecisionRow, matmuls
 from ratchet.trace.answers.queues import CopyRow, QueueRow, StreamRow, copies, queues, streams
 from ratchet.trace.answers.roofline import RooflineRow, Rooflines, roofline
 from ratchet.trace.answers.sequences import SequenceRow, sequences
-from ratchet.trace.answers.shapes import PrecisionRow, matmuls
 from ratchet.trace.answers.timeline import LANES, BandwidthRow, Timeline, bandwidth, timeline
 from ratchet.trace.read.columns import Platform, Trace
 
@@ -139,7 +139,7 @@ def report(
         compiled=compiled(trace),
         bubble=bubble(whole, sent),
         matmuls=matmuls(trace, links),
-        roofline=roofline(trace, links, ceilings),
+        roofline=roofline(trace, links, communication, ceilings),
         timeline=timeline(trace, links, communication, whole),
         faults=tuple(filter(None, (*trace.faults, unlinked(trace, counted)))),
     )

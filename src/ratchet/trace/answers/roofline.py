@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ratchet.base.devices import catalogue
 from ratchet.base.devices.catalogue import CatalogueDevice
 from ratchet.base.devices.ceilings import Ceilings, Roofline
 from ratchet.base.devices.ceilings import roofline as measured
-from ratchet.trace.analysis.intervals import alike
+from ratchet.trace.analysis.intervals import alike, groups, sums_by
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import device_time_by_op, own_cpu_time
-from ratchet.trace.answers.shapes import TYPES, work
-from ratchet.trace.read.columns import Trace
+from ratchet.trace.answers.kernels import module_paths, work_of
+from ratchet.trace.answers.precision import TYPES
+from ratchet.trace.answers.work import PRODUCTS, Category, category_of, rule_of, work
+from ratchet.trace.answers.work.call import (
+    NOT_KNOWN,
+    SIZE,
+    OpWork,
+    Shape,
+    parse_shapes,
+    shape_of,
+)
+from ratchet.trace.answers.work.optimizer import KERNEL, gradients
+from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 _PEAKS = {
     "fp32": ("matrix_tf32", "matrix_fp32", "vector_fp32"),
@@ -26,28 +38,46 @@ _PEAKS = {
     "fp8": ("matrix_fp8",),
 }
 """The catalogue's peaks that bound a type."""
+_ACCUMULATES = re.compile(r"^torch::autograd::AccumulateGrad$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RooflineRow:
-    """All calls of one op with one set of shapes. FLOPs and bytes are of all calls together."""
+    """All calls of one op with one set of shapes. FLOPs and bytes are of all calls together.
+
+    Every piece of work is in one row: that of the innermost op around it whose work is known, but
+    casts and splits inside a product are the product's. Work whose least is not known, and work
+    that no op launched, has rows with a `least` of 0; communication has none.
+    """
 
     name: str
     shapes: str
     dtype: str
+    category: Category
     count: int
     time: int  # Device time, in ns; own CPU time on a CPU-only trace. Callees are included.
-    flops: int
-    size_bytes: int
+    shortest: int  # Time of the shortest call, in ns
+    longest: int
+    spread: float  # Standard deviation of the calls' times, in ns
+    flops: int  # 0 if not known
+    size_bytes: int  # 0 if not known
+    flops_from: str  # Where the FLOPs are from, or `not known`
+    bytes_from: str
+    kernel: str  # The kernel that took most of the time; empty on a CPU-only trace
+    module: str  # The module that most of the time belongs to; empty if none is known
     ceiling: str  # Source of the device's ceilings, or the reason why there are none
     bound: Literal["compute", "memory", "unknown"]
-    least: int  # The time at the ceiling, in ns; 0 if the device's ceilings are not known
+    least: int  # The time at the ceiling, in ns; 0 if it is not known
     roof_flops_per_s: float  # The compute ceiling; 0 if it is not known
     roof_bytes_per_s: float  # The bandwidth ceiling; 0 if it is not known
 
     @property
     def flops_per_s(self) -> float:
         return self.flops / self.time * 1e9 if self.time else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.size_bytes / self.time * 1e9 if self.time else 0.0
 
     @property
     def intensity(self) -> float:
@@ -59,6 +89,11 @@ class RooflineRow:
         """Time above the ceiling's, in ns; 0 if the ceiling is unknown."""
         return max(self.time - self.least, 0) if self.least else 0
 
+    @property
+    def known(self) -> bool:
+        """True if FLOPs or bytes are known, whether the device's ceilings are or not."""
+        return bool(self.flops or self.size_bytes)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rooflines:
@@ -66,6 +101,20 @@ class Rooflines:
 
     of: Mapping[str, Roofline]
     source: str
+    rates: Ceilings | None = None  # Measured rates, which know the caches too
+
+    def at(self, dtype: str, size_bytes: int) -> Roofline | None:
+        """Return the roofline of a call that touches so much; None if none is known.
+
+        A type without a ceiling of its own (int64) has that of the fastest: it may be too high.
+        """
+        found = self.of.get(dtype)
+        if found is None:
+            found = max(self.of.values(), key=lambda one: one.flops_per_s, default=None)
+        if found is None or self.rates is None:
+            return found
+        speed = self.rates.bandwidth_bytes_per_s(size_bytes)
+        return Roofline(flops_per_s=found.flops_per_s, bytes_per_s=speed)
 
 
 def paper_ceilings(trace: Trace) -> Rooflines:
@@ -100,56 +149,208 @@ def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
     return Rooflines(
         of={dtype: measured(rates, dtype=dtype) for dtype in rates.flops_per_s},
         source=f"{device}, measured",
+        rates=rates,
     )
 
 
 def roofline(
-    trace: Trace, links: Links, ceilings: Rooflines | None = None
+    trace: Trace, links: Links, communication: Bool, ceilings: Rooflines | None = None
 ) -> tuple[RooflineRow, ...]:
-    """Return the ops whose FLOPs follow from their shapes, by the time that could still be won."""
-    if trace.on_device:
-        time, _ = device_time_by_op(trace, links)
-    else:
-        time = own_cpu_time(trace, links)
-    for level in reversed(links.tree.levels):  # callees count, so the deepest come first
-        own = links.chosen[level]
-        above = links.parent_op[own]
-        inner = (above >= 0) & (time[own] > 0)
-        np.add.at(time, above[inner], time[own[inner]])
-    table = trace.ops
-    used = np.flatnonzero(time[table.row] > 0)
-    if not used.size:
-        return ()
-    first, group = alike(
-        trace.text[table.row[used]], table.dims[used], table.types[used], table.concrete[used]
-    )
-    count = np.bincount(group)
-    total = np.bincount(group, weights=time[table.row[used]]).astype(np.int64)
+    """Return all work but communication, by the time that could still be won."""
+    rows, op, time = work_of(trace, links)
+    wanted = ~communication[rows] & (time > 0)
+    rows, op, time = rows[wanted], op[wanted], time[wanted]
     ceilings = ceilings or paper_ceilings(trace)
-    rows = []
-    for i, place in enumerate(used[first]):
-        name = trace.string(table.row[place])
-        dims, types = trace.strings[table.dims[place]], trace.strings[table.types[place]]
-        found = work(name, dims, types, trace.strings[table.concrete[place]])
-        if found is None:
-            continue
-        short = TYPES.get(found.dtype.lower(), found.dtype)
-        flops, size = found.flops * int(count[i]), found.size_bytes * int(count[i])
-        roof = ceilings.of.get(short)
-        rows.append(
-            RooflineRow(
-                name=name,
-                shapes=dims,
-                dtype=short,
-                count=int(count[i]),
-                time=int(total[i]),
-                flops=flops,
-                size_bytes=size,
-                ceiling=ceilings.source,
-                bound=roof.bound(flops, size) if roof else "unknown",
-                least=round(roof.time_bound_s(flops, size) * 1e9) if roof else 0,
-                roof_flops_per_s=roof.flops_per_s if roof else 0.0,
-                roof_bytes_per_s=roof.bytes_per_s if roof else 0.0,
+    works = _Works(trace, links, rows, op)
+    owner = np.where(op >= 0, works.owner[np.maximum(op, 0)], -1)
+    home = np.where(owner >= 0, links.module[np.maximum(owner, 0)], -1)
+    paths = dict(zip(owner.tolist(), module_paths(trace, links, owner), strict=True))
+    # Work without an op is grouped by its own name and, for copies, its size.
+    signature = np.where(owner >= 0, works.signature[np.maximum(owner, 0)], -1)
+    own_name = np.where(owner >= 0, -1, trace.text[rows])
+    first, group = alike(signature, own_name)
+    made = []
+    for number, own in enumerate(groups(group)):
+        chief = int(own[np.argmax(time[own])])
+        at = int(rows[first[number]])
+        calls, call = np.unique(np.where(owner[own] >= 0, owner[own], rows[own]),
+                                return_inverse=True)  # fmt: skip
+        each = sums_by(call.reshape(-1), time[own], calls.size)
+        least = works.of(int(signature[own[0]])) or _moved(trace, rows[own])
+        about = works.written(int(owner[first[number]])) if owner[first[number]] >= 0 else None
+        name, shapes = about or (trace.string(at), "")
+        made.append(
+            _row(
+                name,
+                shapes,
+                least,
+                calls.size,
+                each,
+                ceilings,
+                category=category_of(name if about else "", trace.string(rows[chief])),
+                kernel=trace.string(rows[chief]) if trace.on_device else "",
+                module=paths[int(owner[chief])] if home[chief] >= 0 else "",
             )
         )
-    return tuple(sorted(rows, key=lambda row: (-row.could_win, -row.time)))
+    return tuple(sorted(made, key=lambda row: (-row.could_win, -row.time)))
+
+
+def _row(
+    name: str,
+    shapes: str,
+    least: OpWork | None,
+    count: int,
+    each: Int64,
+    ceilings: Rooflines,
+    *,
+    category: Category,
+    kernel: str,
+    module: str,
+) -> RooflineRow:
+    dtype = "" if least is None else TYPES.get(least.dtype.lower(), least.dtype)
+    roof = None if least is None else ceilings.at(dtype, least.size_bytes)
+    flops, size = (0, 0) if least is None else (least.flops * count, least.size_bytes * count)
+    return RooflineRow(
+        name=name,
+        shapes=shapes,
+        dtype=dtype,
+        category=category,
+        count=count,
+        time=int(each.sum()),
+        shortest=int(each.min()),
+        longest=int(each.max()),
+        spread=float(each.std()),
+        flops=flops,
+        size_bytes=size,
+        flops_from=NOT_KNOWN if least is None else least.flops_from,
+        bytes_from=NOT_KNOWN if least is None else least.bytes_from,
+        kernel=kernel,
+        module=module,
+        ceiling=ceilings.source,
+        bound=roof.bound(flops, size) if roof else "unknown",
+        least=max(round(roof.time_bound_s(flops, size) * 1e9), 1) if roof else 0,
+        roof_flops_per_s=roof.flops_per_s if roof else 0.0,
+        roof_bytes_per_s=roof.bytes_per_s if roof else 0.0,
+    )
+
+
+def _moved(trace: Trace, rows: NDArray[np.intp]) -> OpWork | None:
+    """Return the mean work of copies and fills by their recorded size; None for kernels."""
+    size = trace.size[rows]
+    if not (np.isin(trace.kind[rows], (Kind.COPY, Kind.FILL)) & (size > 0)).all():
+        return None
+    # Between two places of the device's memory, the data are read and written there.
+    twice = 1 + ("DtoD" in trace.string(rows[0]))
+    return OpWork(
+        flops=0, size_bytes=twice * int(size.mean()), dtype="", flops_from=SIZE, bytes_from=SIZE
+    )
+
+
+class _Works:
+    """The least work of every call with device time, and the op that owns each piece of work."""
+
+    def __init__(
+        self, trace: Trace, links: Links, rows: NDArray[np.intp], op: NDArray[np.int64]
+    ) -> None:
+        self._trace = trace
+        table = trace.ops
+        size = len(trace)
+        busy = np.zeros(size, dtype=bool)
+        busy[op[op >= 0]] = True
+        own = busy.copy()
+        for level in reversed(links.tree.levels):
+            inner = links.chosen[level]
+            above = links.parent_op[inner]
+            busy[above[(above >= 0) & busy[inner]]] = True
+        used = np.flatnonzero(busy[table.row])
+        self._place = np.full(size, -1, dtype=np.int64)
+        self._place[table.row] = np.arange(table.row.size)
+        self.signature = np.full(size, -1, dtype=np.int64)
+        self._work: list[OpWork | None] = []
+        if used.size:
+            first, group = alike(trace.text[table.row[used]], table.dims[used], table.types[used],
+                                 table.concrete[used])  # fmt: skip
+            self.signature[table.row[used]] = group
+            self._count(rows, op, used[first])
+        flops = np.array([one.flops if one else 0 for one in self._work] or [0], dtype=np.float64)
+        known = np.array([one is not None for one in self._work] or [False])
+        product = np.array([self._is_product(at) for at in used[first]] if used.size else [False])
+        self.owner = _owners(links, own, self.signature, flops, known, known & product)
+
+    def _count(self, rows: NDArray[np.intp], op: NDArray[np.int64], firsts: Int64) -> None:
+        trace, table = self._trace, self._trace.ops
+        found = gradients(_gradient_shapes(trace))
+        linked = op >= 0
+        counted = linked & trace.named(KERNEL)[trace.text[rows]]
+        launches = np.bincount(op[counted], minlength=len(trace))
+        kernel = np.full(len(trace), -1, dtype=np.int64)
+        kernel[op[linked][::-1]] = rows[linked][::-1]
+        for at in firsts.tolist():
+            row = int(table.row[at])
+            ran = int(kernel[row])
+            self._work.append(
+                work(
+                    trace.string(row),
+                    trace.strings[table.dims[at]],
+                    trace.strings[table.types[at]],
+                    trace.strings[table.concrete[at]],
+                    kernel=trace.string(ran) if ran >= 0 else "",
+                    found=found,
+                    launches=int(launches[row]),
+                )
+            )
+
+    def _is_product(self, at: int) -> bool:
+        known = rule_of(self._trace.string(self._trace.ops.row[at]))
+        return known is not None and known[0] in PRODUCTS
+
+    def of(self, signature: int) -> OpWork | None:
+        return self._work[signature] if signature >= 0 else None
+
+    def written(self, row: int) -> tuple[str, str]:
+        """Return an op's name and shapes."""
+        return self._trace.string(row), self._trace.strings[self._trace.ops.dims[self._place[row]]]
+
+
+def _owners(
+    links: Links, own: Bool, signature: Int64, flops: NDArray[np.float64], known: Bool,
+    product: Bool,
+) -> Int64:  # fmt: skip
+    """Return for each op the one whose row its work belongs to; each piece counts once.
+
+    Of products inside one another, the one with the most FLOPs is meant, of equals the innermost;
+    all inside it is its own.
+    """
+    size = own.size
+    has = signature >= 0
+    place = np.maximum(signature, 0)
+    is_known, is_product = known[place] & has, product[place] & has
+    amount = np.where(is_product, flops[place], -1.0)
+    inside = np.full(size, -1.0)
+    owner = np.arange(size, dtype=np.int64)
+    above = links.parent_op
+    levels = [links.chosen[level] for level in links.tree.levels]
+    for level in reversed(levels):
+        inner = level[above[level] >= 0]
+        np.maximum.at(inside, above[inner], np.maximum(inside[inner], amount[inner]))
+    is_product &= amount > inside
+    is_known &= is_product | (amount < 0)
+    for level in levels:
+        inner = level[above[level] >= 0]
+        outer = owner[above[inner]]
+        kept = is_product[outer] | (~is_known[inner] & is_known[outer])
+        owner[inner[kept]] = outer[kept]
+    return owner
+
+
+def _gradient_shapes(trace: Trace) -> list[Shape]:
+    """Return the shapes of the gradients that the autograd engine accumulated."""
+    table = trace.ops
+    wanted = trace.named(_ACCUMULATES)[trace.text[table.row]]
+    found = []
+    for dims in table.dims[wanted].tolist():
+        entry = parse_shapes(trace.strings[dims])
+        shape = shape_of(entry[0]) if entry else None
+        if shape is not None:
+            found.append(shape)
+    return found

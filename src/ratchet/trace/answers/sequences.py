@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from ratchet.trace.analysis.intervals import groups
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.idle import KERNEL_GAP_NS
 from ratchet.trace.answers.kernels import by_lane, device_rows, module_paths, own_cpu_time
-from ratchet.trace.answers.shapes import is_product
+from ratchet.trace.answers.precision import is_product
 from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
 
 # Equal stretches are found exactly, by doubling and without a hash. A stretch of 2^k entries gets
@@ -83,6 +83,7 @@ LEAST = 2  # A run under an op or on a stream must occur this often
 ROWS = 40  # Int64 kept of each sort: those that take most time
 NAMED = 16  # A row names this many kernels: the first
 _TRIED = 200
+_UPDATE = re.compile(r"^Optimizer\.step#")
 _ALREADY_FUSED = re.compile(r"triton_|_fused_", re.IGNORECASE)
 _MOVES_NOTHING = re.compile(
     r"^aten::(to|contiguous|type_as|dropout|view|_unsafe_view|_reshape_alias|reshape|as_strided|t|transpose|permute|slice|select|"
@@ -99,7 +100,7 @@ class SequenceRow:
 
     under: Under
     """Runs of one op's calls, runs anywhere on one stream, or runs between two products."""
-    name: str  # The op, the stream, or the module that launched most of it
+    name: str  # The op, the stream, or the optimizer's step or module that launched most of it
     kernels: tuple[str, ...]
     """The first of them, in the order in which they were launched (under an op) or ran."""
     length: int
@@ -130,6 +131,7 @@ class _Line:
     gap: Int64  # Idle time before each
     stops: Bool  # True for copies and communication: every run ends there
     products: Bool  # True for products: a run of fusible kernels ends there too
+    update: Int64  # The mark of the optimizer's step around each one's launch; -1 outside of any
 
     @property
     def sums(self) -> Int64:
@@ -200,7 +202,7 @@ def _rows(
     return [
         SequenceRow(
             under=run.under,
-            name=module if run.under == "between products" else run.name,
+            name=run.name or module,
             kernels=tuple(
                 trace.string(row)
                 for row in run.line.row[run.begin[0] : run.begin[0] + min(run.length, named)]
@@ -245,7 +247,7 @@ def launched(trace: Trace, links: Links, ops: Int64) -> tuple[_Line, Int64, Int6
     nowhere = np.zeros(rows.size, dtype=bool)
     line = _Line(
         name="", row=rows, time=trace.duration[rows], gap=np.zeros_like(rows), stops=nowhere,
-        products=nowhere,
+        products=nowhere, update=np.full(rows.size, -1),
     )  # fmt: skip
     return line, begin, np.maximum(begin, end)
 
@@ -301,6 +303,7 @@ def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
         time = own_cpu_time(trace, links)
     product = is_product(trace, links) | trace.named(_ALREADY_FUSED)[trace.text]
     stops = communication | np.isin(trace.kind, (Kind.COPY, Kind.FILL))
+    update = _updates(trace, links, rows)
     found = []
     for name, chosen in by_lane(trace, rows):
         gap = np.zeros(chosen.size, dtype=np.int64)
@@ -310,10 +313,27 @@ def _lines(trace: Trace, links: Links, communication: Bool) -> list[_Line]:
         found.append(
             _Line(
                 name=name, row=chosen, time=time[chosen], gap=gap, stops=stops[chosen],
-                products=product[chosen],
+                products=product[chosen], update=update[chosen],
             )
         )  # fmt: skip
     return found
+
+
+def _updates(trace: Trace, links: Links, rows: NDArray[np.integer]) -> Int64:
+    """Return for these rows of the trace the mark of the optimizer's step that launched them."""
+    update = np.full(len(trace), -1, dtype=np.int64)
+    steps = np.flatnonzero(trace.named(_UPDATE)[trace.text])
+    steps = steps[np.isin(trace.kind[steps], (Kind.ANNOTATION, Kind.OP))]
+    called = links.launch[rows] if trace.on_device else rows
+    rows, called = rows[called >= 0], called[called >= 0]
+    for lane in np.unique(trace.lane[steps]):
+        own = steps[trace.lane[steps] == lane]
+        here = trace.lane[called] == lane
+        at = np.searchsorted(trace.start[own], trace.start[called[here]], side="right") - 1
+        mark = own[np.maximum(at, 0)]
+        inside = (at >= 0) & (trace.start[called[here]] < trace.end[mark])
+        update[rows[here]] = np.where(inside, mark, -1)
+    return update
 
 
 def _candidates(trace: Trace, line: _Line) -> list[tuple[int, Int64, int]]:
@@ -362,9 +382,23 @@ def _cover(line: _Line, candidates: list[tuple[int, Int64, int]]) -> list[_Occur
 
 
 def _between(trace: Trace, line: _Line) -> list[_Occurrences]:
-    """Find the whole runs between two products, copies or collectives."""
+    """Find the whole runs between two products, copies or collectives.
+
+    An optimizer's step is a run of its own: no kernel serves it and the passes around it.
+    """
     breaks = line.stops | line.products
-    edge = np.diff(np.concatenate(([True], breaks, [True])).astype(np.int8))
-    begin, end = np.flatnonzero(edge == -1), np.flatnonzero(edge == 1)
+    turns = np.diff(line.update, prepend=-1) != 0
+    before = np.concatenate(([True], breaks[:-1])) if breaks.size else breaks
+    after = np.concatenate((breaks[1:], [True])) if breaks.size else breaks
+    begin = np.flatnonzero(~breaks & (before | turns))
+    end = np.flatnonzero(~breaks & (after | np.append(turns[1:], True)[: breaks.size])) + 1
     keep = end - begin >= SHORTEST
-    return _equal(trace, "between products", line, begin[keep], end[keep])
+    begin, end = begin[keep], end[keep]
+    update = line.update[begin]
+    runs = []
+    for mark in np.unique(np.where(update >= 0, trace.text[update], -1)).tolist():
+        own = np.where(update >= 0, trace.text[update], -1) == mark
+        found = _equal(trace, "between products", line, begin[own], end[own])
+        name = trace.strings[mark] if mark >= 0 else ""
+        runs += [replace(run, name=name) for run in found]
+    return runs

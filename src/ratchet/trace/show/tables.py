@@ -97,6 +97,22 @@ sum_ms = partial(m.Column, show=milliseconds, look="sum", on="page")
 """Columns by what they hold, for the page if nothing else is said. The page sums each `sum_ms`."""
 
 
+def _rate(value: float) -> str:
+    return f"{value / 1e12:,.{2 if value < 1e13 else 0}f}" if value else ABSENT
+
+
+def _extremes(of: str) -> m.Column:
+    """Describe the rates of the slowest and the fastest call of a roofline's row."""
+
+    def shown(row: Row) -> str | None:
+        each = getattr(row, of) / row.count * 1e9
+        if row.count < 2 or not each or not row.shortest:
+            return None
+        return f"{_rate(each / row.longest)} to {_rate(each / row.shortest)}"
+
+    return m.Column("its calls", shown, on="page", note="the slowest and the fastest call")
+
+
 @dataclass(frozen=True, slots=True)
 class Described:
     """The description of a table: its rows' key, their order, and the columns."""
@@ -183,16 +199,24 @@ ROOFLINE = Described("roofline", "Ops against the ceilings", "could_win", (
     kernel("op", "name", on=BRIEF),
     shapes("shapes", "shapes", on=BRIEF),
     text("type", "dtype"),
-    ms("ms", "time", on=BRIEF),
+    text("category"),
+    sum_ms("ms", "time", on=BRIEF),
     sum_ms("could win, ms", "could_win", on=BRIEF),
     # Above 1 if the op was faster than its ceiling.
     share("of ceiling", lambda row: row.least / row.time if row.least and row.time else None,
           note="the ceiling's time over the op's"),
     text("bound", on=BRIEF),
-    figure("TFLOP/s", "flops_per_s",
-           show=lambda rate: f"{rate / 1e12:,.{2 if rate < 1e13 else 0}f}"),
+    figure("TFLOP/s", "flops_per_s", show=_rate),
+    _extremes("flops"),
+    figure("TB/s", "bytes_per_s", show=_rate),
+    _extremes("size_bytes"),
     decimal("FLOP a byte", "intensity"),
     count("calls", "count"),
+    share("spread", lambda row: row.spread * row.count / row.time if row.time else None,
+          note="standard deviation of the calls' times, over their mean"),
+    text("FLOPs, bytes from", lambda row: ", ".join({row.flops_from: 0, row.bytes_from: 0})),
+    kernel("kernel", "kernel"),
+    module("module", "module"),
 ))
 SEQUENCES = Described("sequences", "Runs of kernels", "could_win", (
     text("under"),

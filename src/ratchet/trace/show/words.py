@@ -147,13 +147,15 @@ def reasons(document: Report) -> list[tuple[str, str]]:
 
 def ceiling_words(rows: Iterable[RooflineRow]) -> str:
     """Name the source of the ceilings, or say why there are none and how to get them."""
-    found = {row.ceiling: bool(row.least) for row in rows}
-    if not found:
+    rows = list(rows)
+    if not rows:
         return ""
-    known = "; ".join(name for name, is_known in found.items() if is_known)
-    if known:
-        return f"Ceilings: {known}."
-    return f"No ceilings: {'; '.join(found)}. --device NAME (or --device here) gives them."
+    share = sum(row.time for row in rows if row.known) / max(sum(row.time for row in rows), 1)
+    said = f"FLOPs or bytes are known for {share:.1%} of the time, communication aside."
+    if known := "; ".join(dict.fromkeys(row.ceiling for row in rows if row.least)):
+        return f"Ceilings: {known}. {said}"
+    why = "; ".join(dict.fromkeys(row.ceiling for row in rows))
+    return f"No ceilings: {why}. --device NAME (or --device here) gives them. {said}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

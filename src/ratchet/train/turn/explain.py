@@ -13,6 +13,8 @@ from ratchet.trace.advice import advise
 from ratchet.trace.analysis import Identity
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.answers.roofline import measured_ceilings
+from ratchet.trace.answers.work import PRODUCTS
+from ratchet.trace.answers.work.call import FULL_MASK
 from ratchet.trace.read import read
 from ratchet.train.turn.optimize_result import FindingResult, IdentityResult, OpTime, StepProfile
 
@@ -141,9 +143,11 @@ def _by_operator(found: Report) -> tuple[Counter[str], Counter[str]]:
 
 
 def _flops(found: Report) -> Counter[str]:
+    """Sum the FLOPs of what they bound: products, and whatever is known to be bound by them."""
     flops: Counter[str] = Counter()
     for row in found.roofline:
-        flops[row.name] += row.flops
+        if row.bound == "compute" or (row.bound == "unknown" and row.category in PRODUCTS):
+            flops[row.name] += row.flops
     return flops
 
 
@@ -159,12 +163,13 @@ def _at_peak(found: Report) -> dict[str, float]:
 def _least(found: Report) -> dict[str, float]:
     """Return nanoseconds at the ceiling by operator, if its work and the ceiling are known.
 
-    A causal mask halves attention's work, but a trace does not show it, so the bound is half.
+    What is no product has a bound of 0, because fusion could remove all of its time. A causal mask
+    halves attention's work; where the trace does not show the mask, the bound is half.
     """
     least: dict[str, float] = {}
     for row in found.roofline:
         if row.least:
-            share = 0.5 if categorise(row.name) == "attention" else 1.0
+            share = 0.5 if row.flops_from == FULL_MASK else float(row.category in PRODUCTS)
             least[row.name] = least.get(row.name, 0.0) + share * row.least
     return least
 

@@ -1,0 +1,386 @@
+"""FLOPs and bytes of products: matrix multiplies, convolutions, attention, experts, recurrent nets.
+
+A multiplication and an addition count as one FLOP each.
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+from ratchet.trace.answers.work.call import (
+    EQUAL_LENGTHS,
+    FULL_MASK,
+    ONCE,
+    SHAPES,
+    Call,
+    Counted,
+    Rule,
+    Shape,
+    Tensor,
+)
+
+
+def _read(call: Call) -> int:
+    return sum(one.size_bytes for one in call.tensors)
+
+
+def _with_output(call: Call, flops: int, elements: int) -> Counted:
+    """Count all inputs once, and an output in the main input's type."""
+    width = call.main.width if call.main is not None else 0
+    return Counted(flops, _read(call) + elements * width)
+
+
+# Matrix multiplies.
+
+
+def matmul(call: Call) -> Counted | None:
+    """Count [.., m, k] x [.., k, n]; with `out=`, the output is an argument more."""
+    adds = call.base.startswith(("addmm", "baddbmm", "_addmm", "addmv", "addbmm"))
+    shapes = [one.shape for one in call.tensors[adds:]]
+    if len(shapes) < 2 or len(shapes[0]) < 2 or len(shapes[1]) < 2:
+        return None
+    left, right = shapes[:2]
+    if left[-1] != right[-2]:
+        return None
+    out = prod(left[:-2]) * left[-2] * right[-1]
+    flops = 2 * out * left[-1]
+    if any(one.elements == out for one in call.tensors[adds + 2 :]) and not adds:
+        return Counted(flops, _read(call))
+    return _with_output(call, flops, out)
+
+
+def vector_product(call: Call) -> Counted | None:
+    """Count a matrix with a vector, or two vectors."""
+    adds = call.base == "addmv"
+    pair = [one.shape for one in call.tensors[adds:]][:2]
+    if len(pair) < 2 or len(pair[1]) != 1 or not pair[0] or pair[0][-1] != pair[1][0]:
+        return None
+    return _with_output(call, 2 * prod(pair[0]), prod(pair[0][:-1]))
+
+
+def linear(call: Call) -> Counted | None:
+    """Count x [.., k] with a weight [n, k]."""
+    shapes = [one.shape for one in call.tensors]
+    if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][1]:
+        return None
+    out = prod(shapes[0][:-1]) * shapes[1][0]
+    return _with_output(call, 2 * out * shapes[1][1], out)
+
+
+def linear_input_gradient(call: Call) -> Counted | None:
+    """Count grad [.., n] with a weight [n, k]."""
+    shapes = [one.shape for one in call.tensors]
+    if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][0]:
+        return None
+    out = prod(shapes[0][:-1]) * shapes[1][1]
+    return _with_output(call, 2 * out * shapes[1][0], out)
+
+
+def linear_weight_gradient(call: Call) -> Counted | None:
+    """Count grad [.., n] with x [.., k] over all rows."""
+    shapes = [one.shape for one in call.tensors]
+    if len(shapes) < 2 or not shapes[0] or not shapes[1]:
+        return None
+    if prod(shapes[0][:-1]) != prod(shapes[1][:-1]):
+        return None
+    out = shapes[0][-1] * shapes[1][-1]
+    return _with_output(call, 2 * prod(shapes[0]) * shapes[1][-1], out)
+
+
+def linear_cross_entropy(call: Call) -> Counted | None:
+    """Count the logits of x [n, h] with a weight [v, h]; nothing of them need be stored."""
+    shapes = [one.shape for one in call.tensors]
+    if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][1]:
+        return None
+    return Counted(2 * prod(shapes[0]) * shapes[1][0], _read(call))
+
+
+def linear_cross_entropy_gradients(call: Call) -> Counted | None:
+    """Count the logits and the gradients of x and of the weight, three products of one size."""
+    forward = linear_cross_entropy(call)
+    if forward is None or forward.flops is None:
+        return None
+    written = sum(one.size_bytes for one in call.tensors[:2])
+    return Counted(3 * forward.flops, forward.size_bytes + written)
+
+
+def foreign_gemm(call: Call) -> Counted | None:
+    """Count a registered op's product: two matrices that share a size, in either layout.
+
+    An output among the arguments, recognised by its sizes, is not counted again.
+    """
+    wide = [one for one in call.tensors if len(one.shape) >= 2 and one.elements > 1]
+    for first in range(len(wide) - 1):
+        for second in range(first + 1, len(wide)):
+            a, b = wide[first].shape, wide[second].shape
+            if len(b) != 2:
+                continue
+            rows = prod(a[:-1])
+            columns = b[0] if b[1] == a[-1] else b[1] if b[0] == a[-1] else 0
+            if not columns:
+                continue
+            others = [one for i, one in enumerate(wide) if i not in (first, second)]
+            written = any(one.shape[-1] == columns and one.elements == rows * columns
+                          for one in others)  # fmt: skip
+            flops = 2 * rows * columns * a[-1]
+            if written:
+                return Counted(flops, _read(call), SHAPES, ONCE)
+            return _with_output(call, flops, rows * columns)
+    return None
+
+
+def triton_template(call: Call) -> Counted | None:
+    """Count Inductor's template of a product: its arguments are the matrices and the output."""
+    flat = [one for one in call.tensors if len(one.shape) >= 2]
+    found = foreign_gemm(call)
+    if found is None or len(flat) < 3:
+        return Counted(None, _read(call), bytes_from=ONCE)
+    return Counted(found.flops, _read(call), SHAPES, ONCE)
+
+
+def experts(call: Call) -> Counted | None:
+    """Count a mixture of experts: hidden [t, h], w1 [e, 2i or i, h], w2 [e, h, i], ids [t, k].
+
+    Each token passes both layers of its k experts; the weights of no more experts than are chosen
+    need be read.
+    """
+    stacks = [one for one in call.tensors if len(one.shape) == 3 and one.elements > 1]
+    flat = [one for one in call.tensors if len(one.shape) == 2]
+    pair = next(
+        (
+            (one, two)
+            for one in stacks
+            for two in stacks
+            if one is not two
+            and one.shape[0] == two.shape[0]
+            and one.shape[2] == two.shape[1]
+            and one.shape[1] in (two.shape[2], 2 * two.shape[2])
+        ),
+        None,
+    )
+    if pair is None:
+        return None
+    first, second = pair
+    hidden = next((one for one in flat if one.shape[1] == first.shape[2]), None)
+    chosen = [
+        one
+        for one in flat
+        if hidden is not None and one.shape[0] == hidden.shape[0] and 0 < one.shape[1] <= 64
+    ]
+    if hidden is None or not chosen:
+        return None
+    tokens, per_token = hidden.shape[0], min(one.shape[1] for one in chosen)
+    each = prod(first.shape[1:]) + prod(second.shape[1:])
+    used = min(first.shape[0], tokens * per_token)
+    size = 2 * hidden.size_bytes + used * each * first.width
+    return Counted(2 * tokens * per_token * each, size)
+
+
+def recurrent(call: Call) -> Counted | None:
+    """Count a recurrent net's products: every weight matrix with every step's input."""
+    steps = call.main
+    if steps is None or len(steps.shape) != 3 or not call.lists or not call.lists[0]:
+        return None
+    weights = sum(prod(shape) for shape in call.lists[0] if len(shape) == 2)
+    size = weights * steps.width + _read(call)
+    return Counted(2 * prod(steps.shape[:2]) * weights, size)
+
+
+# Convolutions.
+
+
+def convolution(call: Call) -> Counted | None:
+    """Count a forward convolution; without its stride, only the bytes of its inputs are known."""
+    shapes = [one.shape for one in call.tensors]
+    if len(shapes) < 2 or len(shapes[0]) < 3 or len(shapes[0]) != len(shapes[1]):
+        return None
+    inputs, weight = shapes[:2]
+    transposed = "transpose" in call.base
+    out_size = _convolved(call, inputs, weight, transposed)
+    if out_size is None:
+        return Counted(None, _read(call))
+    if transposed:  # weight [in, out / groups, ...]
+        groups = _groups(call, inputs[1])
+        out = inputs[0] * weight[1] * groups * prod(out_size)
+        return _with_output(call, 2 * prod(inputs) * prod(weight[1:]), out)
+    out = inputs[0] * weight[0] * prod(out_size)
+    return _with_output(call, 2 * out * prod(weight[1:]), out)
+
+
+def _groups(call: Call, channels: int) -> int:
+    numbers = [n for n in call.concrete if isinstance(n, int) and not isinstance(n, bool)]
+    found = next((n for n in numbers if n > 0), 1)
+    return found if channels % found == 0 else 1
+
+
+def _convolved(call: Call, inputs: Shape, weight: Shape, transposed: bool) -> list[int] | None:
+    found = [entry for entry in call.number_lists if len(entry) == len(inputs) - 2]
+    if len(found) < 3 + transposed:
+        return None
+    if transposed:
+        padding, extra, stride, dilation = found[:4]
+        out = [
+            (size - 1) * s - 2 * p + d * (k - 1) + more + 1
+            for size, k, p, more, s, d in zip(
+                inputs[2:], weight[2:], padding, extra, stride, dilation, strict=True
+            )
+        ]
+    else:
+        # cuDNN and MIOpen take padding first; the general form takes stride first.
+        padding, stride, dilation = (
+            found[:3] if min(found[1]) >= 1 else (found[1], found[0], found[2])
+        )
+        out = [
+            (size + 2 * p - d * (k - 1) - 1) // s + 1
+            for size, k, p, s, d in zip(
+                inputs[2:], weight[2:], padding, stride, dilation, strict=True
+            )
+            if s > 0
+        ]
+    return out if len(out) == len(inputs) - 2 and min(out) >= 1 else None
+
+
+def convolution_backward(call: Call) -> Counted | None:
+    """Count the gradients that the output mask asks for; both if it was not recorded."""
+    if len(call.tensors) < 3 or min(len(one.shape) for one in call.tensors[:3]) < 3:
+        return None
+    grad, inputs, weight = call.tensors[:3]
+    mask = call.value(-1)
+    wanted = [bool(one) for one in mask[:2]] if isinstance(mask, list) and len(mask) == 3 else []
+    wanted = wanted or [True, True]
+    base = inputs if call.value(7) is True else grad  # transposed
+    one = 2 * base.elements * prod(weight.shape[1:])
+    written = sum(t.elements for t, is_wanted in zip((inputs, weight), wanted, strict=True)
+                  if is_wanted)  # fmt: skip
+    return _with_output(call, sum(wanted) * one, written)
+
+
+# Attention.
+
+HEADS_FIRST = re.compile(r"cudnn|for_cpu|^_scaled_dot_product|^attention")
+"""Attention ops whose tensors are (batch, heads, tokens, width)."""
+_CAUSAL_AT = {
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_flash_attention_forward": 8,
+    "_flash_attention_backward": 11,
+    "_efficient_attention_forward": 9,  # The kind of mask: 0 is none, 1 and 2 are causal
+    "_efficient_attention_backward": 14,
+    "attention": 3,
+    "attention_backward": 6,
+}
+"""Place of `is_causal` among the arguments."""
+
+
+def attention(call: Call) -> Counted | None:
+    """Count the two products of the forward, or the five of the backward, between q and k."""
+    backward = "backward" in call.base or "bwd" in call.base
+    tensors = [one for one in call.tensors if one.floating or one.width == 1]
+    wide = [one for one in tensors if len(one.shape) in (3, 4) and one.elements > 1]
+    wide = wide[1:] if backward else wide
+    if len(wide) < 3:
+        return None
+    query, key, value = wide[:3]
+    if len(query.shape) != len(key.shape) or query.shape[-1] != key.shape[-1]:
+        return None
+    written = sum(t.size_bytes for t in (query, key, value)) if backward else 0
+    output = query.elements // query.shape[-1] * value.shape[-1]
+    if not backward and not any(one.elements == output for one in wide[3:]):
+        written = output * query.width
+    size = _read(call) + written
+    lengths = _lengths(call)
+    if lengths or len(query.shape) == 3:
+        return _ragged(call, query, key, value, lengths, backward)
+    heads, tokens = (1, 2) if HEADS_FIRST.search(call.base) else (2, 1)
+    pairs = _pairs(query.shape[tokens], key.shape[tokens], _causal(call))
+    each = query.shape[0] * query.shape[heads] * pairs
+    flops = (2 if not backward else 5) * each * (query.shape[-1] + value.shape[-1])
+    return Counted(flops, size, SHAPES if _causal(call) is not None else FULL_MASK)
+
+
+def _pairs(queries: int, keys: int, causal: bool | None) -> int:
+    """Return how many queries meet how many keys; a query sees the keys up to its own place."""
+    if not causal:
+        return queries * keys
+    seen = min(queries, keys)
+    return seen * (seen + 1) // 2 + max(queries - keys, 0) * keys
+
+
+def _causal(call: Call) -> bool | None:
+    value = call.value(_CAUSAL_AT.get(call.base, len(call.concrete)))
+    return bool(value) if isinstance(value, int) else None
+
+
+def _lengths(call: Call) -> int:
+    """Return the number of sequences by the table of their ends; 0 without one."""
+    tables = [one for one in call.tensors if len(one.shape) == 1 and not one.floating]
+    return max(tables[0].elements - 1, 0) if tables and tables[0].width >= 4 else 0
+
+
+def _ragged(
+    call: Call, query: Tensor, key: Tensor, value: Tensor, sequences: int, backward: bool
+) -> Counted | None:
+    """Count packed sequences: q [tokens, heads, width].
+
+    The sum of squares is least for equal lengths, and a causal mask leaves half. Keys in pages
+    count as far as the pages in use are listed.
+    """
+    tokens, heads = (query.shape[-3], query.shape[-2])
+    pages = [one for one in call.tensors if len(one.shape) == 1 and not one.floating]
+    small = key.elements <= 4 * query.elements
+    used = key.size_bytes + value.size_bytes
+    if not small:
+        listed = pages[2].elements if len(pages) > 2 else 0
+        used = 2 * listed * prod(key.shape[-2:]) * key.width
+    size = 2 * query.size_bytes + used
+    if backward:
+        size = 2 * size + query.size_bytes
+    if not sequences or tokens < sequences:
+        return Counted(None, size)
+    pairs = tokens * tokens // sequences // 2
+    flops = (2 if not backward else 5) * heads * pairs * (query.shape[-1] + value.shape[-1])
+    return Counted(flops, size, EQUAL_LENGTHS)
+
+
+MATMULS: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_addmm_activation",
+         "_int_mm", "addbmm", "_scaled_grouped_mm"),
+        matmul,
+    ),
+    **dict.fromkeys(("mv", "addmv", "dot", "vdot"), vector_product),
+}  # fmt: skip
+CONVOLUTIONS: dict[str, Rule] = {
+    **dict.fromkeys(
+        ("cudnn_convolution", "miopen_convolution", "convolution_overrideable",
+         "_slow_conv2d_forward", "mkldnn_convolution", "slow_conv3d_forward",
+         "_conv_depthwise2d", "conv_depthwise3d", "miopen_depthwise_convolution",
+         "cudnn_convolution_transpose", "miopen_convolution_transpose",
+         "cudnn_convolution_relu", "miopen_convolution_relu"),
+        convolution,
+    ),
+    "convolution_backward": convolution_backward,
+}  # fmt: skip
+ATTENTION: dict[str, Rule] = dict.fromkeys(
+    ("_flash_attention_forward", "_efficient_attention_forward",
+     "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu",
+     "_flash_attention_backward", "_efficient_attention_backward",
+     "_scaled_dot_product_cudnn_attention_backward",
+     "_scaled_dot_product_flash_attention_for_cpu_backward", "_cudnn_attention_forward",
+     "_cudnn_attention_backward"),
+    attention,
+)  # fmt: skip
+RECURRENT: dict[str, Rule] = dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), recurrent)
+RATCHET: dict[str, Rule] = {
+    "linear": linear,
+    "linear_dgrad": linear_input_gradient,
+    "linear_wgrad": linear_weight_gradient,
+    "attention": attention,
+    "attention_backward": attention,
+    "linear_cross_entropy": linear_cross_entropy,
+    "linear_cross_entropy_gradients": linear_cross_entropy_gradients,
+}
+"""Ratchet's own products; the judge's library has their schemas."""

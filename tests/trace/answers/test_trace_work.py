@@ -1,0 +1,327 @@
+"""FLOPs and bytes of ops by their shapes, and the roofline's account of all work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import made_traces as mt
+import pytest
+import torch
+
+from ratchet.base.devices.ceilings import Ceilings, Roofline
+from ratchet.judge.kernels.library import register_ops
+from ratchet.trace.analysis import analyse
+from ratchet.trace.answers.report import report
+from ratchet.trace.answers.roofline import RooflineRow, Rooflines, measured_ceilings
+from ratchet.trace.answers.work import PRODUCTS, category_of, rule_of, work
+from ratchet.trace.answers.work.call import (
+    EQUAL_LENGTHS,
+    FULL_MASK,
+    GRADIENTS,
+    NOT_KNOWN,
+    ONCE,
+    SHAPES,
+    OpWork,
+)
+from ratchet.trace.answers.work.optimizer import CHUNK, gradients, launches_of
+
+CEILINGS = Rooflines(
+    of={"fp32": Roofline(flops_per_s=1e9, bytes_per_s=1e9)}, source="made"
+)  # One FLOP and one byte a nanosecond
+
+
+def done(name: str, *tensors: object, values: str = "", **more: Any) -> OpWork:
+    """The work of a call; a tensor is its shape in fp32, or (shape, type); None is no tensor."""
+    dims, types = [], []
+    for one in tensors:
+        shape, kind = one if isinstance(one, tuple) else (one, "float")
+        dims.append([] if shape is None else shape)
+        types.append("" if shape is None else kind)
+    found = work(name, json.dumps(dims), json.dumps(types), values, **more)
+    assert found is not None, name
+    return found
+
+
+def amounts(name: str, *tensors: object, values: str = "", **more: Any) -> tuple[int, int]:
+    found = done(name, *tensors, values=values, **more)
+    return found.flops, found.size_bytes
+
+
+def test_products() -> None:
+    half = "c10::BFloat16"
+    assert amounts("aten::mm", ([4, 8], half), ([8, 2], half)) == (128, 2 * (32 + 16 + 8))
+    assert amounts("aten::mm", [4, 8], [8, 2], [4, 2]) == (128, 4 * (32 + 16 + 8)), "out= counts"
+    assert amounts("aten::bmm", [3, 4, 8], [3, 8, 2])[0] == 3 * 128
+    assert amounts("aten::mv", [4, 8], [8]) == (64, 4 * (32 + 8 + 4))
+    # The first convolution of ResNet-50 at 224 x 224: 118,013,952 multiply-adds.
+    nothing = [None] * 6
+    values = '["", "", "", "[3, 3]", "[2, 2]", "[1, 1]", "1", "False"]'
+    first = done("aten::miopen_convolution", [1, 3, 224, 224], [64, 3, 7, 7], *nothing,
+                 values=values)  # fmt: skip
+    assert first.flops == 2 * 118_013_952
+    unknown = done("aten::miopen_convolution", [1, 3, 224, 224], [64, 3, 7, 7])
+    assert (unknown.flops, unknown.flops_from) == (0, NOT_KNOWN)
+    for dims in ("", "[", "[[4, 8], [9, 2]]", "[[], []]", '[["x"], [1]]'):
+        assert work("aten::mm", dims, '["float", "float"]') is None
+
+
+def test_a_convolutions_backward_counts_the_gradients_that_are_asked_for() -> None:
+    def backward(mask: str) -> int:
+        values = f'["","","","[0]","[1]","[0]","[1]","False","[0]","1","{mask}"]'
+        return amounts("aten::convolution_backward", [2, 5, 6], [2, 3, 8], [5, 3, 3],
+                       values=values)[0]  # fmt: skip
+
+    one = 2 * (2 * 5 * 6) * 9
+    assert backward("[True, True, False]") == 2 * one
+    assert backward("[False, True, True]") == one
+
+
+def test_attention_counts_what_the_mask_leaves() -> None:
+    flash = "aten::_flash_attention_forward"
+    three = [([2, 128, 4, 64], "c10::Half")] * 3
+    whole = 2 * 2 * 2 * 4 * 128 * 128 * 64
+    unknown = done(flash, *three)
+    assert (unknown.flops, unknown.flops_from) == (whole, FULL_MASK)
+
+    def masked(is_causal: str) -> OpWork:
+        return done(flash, *three, values=f'["","","","","","128","128","0.","{is_causal}"]')
+
+    assert (masked("False").flops, masked("False").flops_from) == (whole, SHAPES)
+    assert masked("True").flops == 2 * 2 * 2 * 4 * (128 * 129 // 2) * 64
+    assert unknown.size_bytes == 4 * 2 * 128 * 4 * 64 * 2
+    backward = done("aten::_flash_attention_backward", *three[:1], *three)
+    assert backward.flops == whole * 5 // 2
+    # Packed sequences: no split of 96 tokens into three has fewer pairs than 32, 32, 32.
+    packed = [([96, 4, 64], "c10::Half")] * 3
+    ends = ([4], "int")
+    least = done("flash_attn::_flash_attn_varlen_forward", *packed, ends, ends)
+    assert (least.flops, least.flops_from) == (4 * 4 * 64 * 96 * 96 // 3 // 2, EQUAL_LENGTHS)
+
+
+def test_ops_that_are_bound_by_their_bytes() -> None:
+    add, half = "aten::add", "c10::BFloat16"
+    assert amounts(add, [4, 8], [8]) == (32, 4 * (32 + 8 + 32)), "the broadcast is written"
+    assert amounts(add, [4, 8], ([], "double")) == (32, 4 * 64 + 8), "numbers promote nothing"
+    assert amounts(add, ([4], half), [4])[1] == 8 + 16 + 16
+    assert amounts("aten::add_", [4, 8], [8])[1] == 4 * (32 + 8 + 32)
+    assert amounts("aten::mul", [4], [], [4])[1] == 16 + 4 + 16, "out= is only written"
+    assert amounts("aten::eq", [4], [4])[1] == 16 + 16 + 4
+    assert amounts("aten::copy_", ([4], half), [4]) == (0, 8 + 16)
+    assert amounts("aten::fill_", [4]) == (0, 16)
+    dims = '["", "[-1]", "True", ""]'
+    assert amounts("aten::mean", [4, 8], values=dims) == (32, 4 * (32 + 4))
+    assert amounts("aten::sum", [4, 8])[1] == 4 * 33
+    assert amounts("aten::_softmax", [4, 8]) == (5 * 32, 4 * 64)
+    norm = '["", "[8]", "", "", "1e-05"]'
+    assert amounts("aten::native_layer_norm", [4, 8], None, [8], [8], values=norm)[1] == 4 * 80
+    table = ([1000, 8], [], ([3], "long int"))
+    rows = '["", "0", ""]'
+    assert amounts("aten::index_select", table[0], None, table[2], values=rows)[1] == 24 + 2 * 96
+    pool = '["", "[3, 3]", "[2, 2]", "[1, 1]", "[1, 1]", "False"]'
+    found = amounts("aten::max_pool2d_with_indices", [1, 2, 8, 8], *[None] * 5, values=pool)
+    assert found[1] == 4 * 128 + 2 * 16 * 12
+    joined = work("aten::cat", "[[[2, 3], [4, 3]], []]", '["TensorList", "Scalar"]',
+                  kernel="CatArrayBatchedCopy<at::native::OpaqueType<2u>, unsigned>")  # fmt: skip
+    assert joined is not None and joined.size_bytes == 2 * 18 * 2
+
+
+@pytest.mark.parametrize(
+    "name", ["aten::mul", "aten::sum", "aten::_softmax", "aten::gelu", "aten::copy_", "aten::where"]
+)
+def test_twice_the_rows_are_twice_the_work(name: str) -> None:
+    """No part of a row's work is lost or counted twice, whatever the op."""
+    shapes = [[rows, 24] for rows in (64, 128)]
+    values = '["", "[1]", "", ""]'
+    small, large = (done(name, *[shape] * 3, values=values) for shape in shapes)
+    assert large.flops == 2 * small.flops
+    assert large.size_bytes == 2 * small.size_bytes
+    every_input = 4 * 64 * 24
+    assert small.size_bytes >= every_input, "at least what is read"
+
+
+def test_registered_ops_and_tritons_kernels() -> None:
+    cache = ([10**6, 16, 1, 64], "unsigned char")
+    tokens = ([8, 1, 64], "c10::BFloat16")
+    slots = ([8], "long int")
+    put = amounts("_C_cache_ops::reshape_and_cache_flash", tokens, tokens, cache, cache, slots)
+    assert put[1] == 2 * 512 * 2 + 2 * 512, "a cache counts for what is put into it"
+    inplace = amounts("_C::fused_add_rms_norm", [8, 16], [8, 16], [16])
+    assert inplace[1] == 4 * (4 * 128 + 16)
+    assert amounts("aiter::rmsnorm", [8, 16], [8, 16], [16])[1] == 4 * (2 * 128 + 16)
+    assert amounts("vllm::some_gemm", [8, 16], [32, 16]) == (2 * 8 * 16 * 32, 4 * (128 + 512 + 256))
+    moe = ([7, 32], [9, 40, 32], [9, 32, 20], [7, 2], ([7, 2], "int"))
+    assert amounts("vllm::fused_moe", *moe)[0] == 2 * 7 * 2 * (40 * 32 + 32 * 20)
+    fused = done("triton_poi_fused_add_gelu_3", [4, 8], [8], [4, 8])
+    assert (fused.flops_from, fused.bytes_from, fused.size_bytes) == (NOT_KNOWN, ONCE, 4 * 72)
+    looked = done("triton_poi_fused_embedding_0", [10**6, 8], [4, 8], values='["", "", "32"]')
+    assert looked.size_bytes == 4 * 64
+    assert done("triton_tem_fused_mm_1", [4, 8], [8, 2], [4, 2]).flops == 128
+    assert work("somebody::unheard_of", "[[4, 8]]", '["float"]') is None
+
+
+def test_ratchets_own_ops_have_work() -> None:
+    """A new op of the library needs a rule, or it is time without a bound."""
+    register_ops()
+    ours = {
+        name.partition("::")[2].partition(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("ratchet::")
+    }
+    ours -= {"region"}  # Its kernels are another's, and so is their work
+    kept = {name for name in ours if not name.startswith("test_")}
+    without = {name for name in kept if rule_of(f"ratchet::{name}") is None}
+    assert {"attention", "linear", "rope"} <= kept and not without
+
+
+def test_ratchets_own_ops() -> None:
+    linear, backward = [8, 16], [8, 32]
+    flops = 2 * 8 * 16 * 32
+    size = 4 * (128 + 512 + 256)
+    assert amounts("ratchet::linear", linear, [32, 16]) == (flops, size)
+    assert amounts("ratchet::linear_dgrad", backward, [32, 16]) == (flops, size)
+    assert amounts("ratchet::linear_wgrad", backward, linear) == (flops, size)
+    heads = [[2, 4, 8, 16]] * 3
+    values = '["", "", "", "True", "0.25"]'
+    assert amounts("ratchet::attention", *heads, values=values)[0] == 4 * 2 * 4 * 36 * 16
+    targets = ([8], "long int")
+    loss = amounts("ratchet::linear_cross_entropy", [8, 16], [100, 16], None, targets)
+    assert loss == (2 * 8 * 16 * 100, 4 * (128 + 1600) + 64)
+    both = amounts("ratchet::linear_cross_entropy_gradients", [8, 16], [100, 16], None, targets)
+    assert both == (3 * loss[0], loss[1] + 4 * (128 + 1600))
+    assert amounts("ratchet::add_rms_norm", [8, 16], [8, 16], [16])[1] == 4 * (4 * 128 + 16)
+    assert amounts("ratchet::gated_activation_backward", *[[8, 16]] * 3)[1] == 4 * 5 * 128
+
+
+def lists(name: str, count: int, **more: Any) -> OpWork | None:
+    shapes, types = json.dumps([[]] * count), json.dumps(["TensorList"] * count)
+    kernel = "multi_tensor_apply_kernel<TensorListMetadata<2>, AddFunctor<float, 2, 1, 0>>"
+    return work(name, shapes, types, kernel=kernel, **more)
+
+
+def test_updates_of_lists_count_by_the_gradients() -> None:
+    step = [(64,), (64, 64), (400 * CHUNK,)]  # As the backward accumulates them
+    found = gradients(step * 3)
+    assert found.shapes == tuple(reversed(step)), "one pass, in the order of the parameters"
+    elements = 64 + 64 * 64 + 400 * CHUNK
+    assert launches_of([400 * CHUNK, 64 * 64, 64], 2) == 2
+    update = lists("aten::_foreach_add_", 2, found=found, launches=2)
+    assert update is not None
+    assert (update.size_bytes, update.bytes_from) == (3 * 4 * elements, GRADIENTS)
+    adamw = lists("aten::_fused_adamw_", 4, found=found, launches=2)
+    assert adamw is not None and adamw.size_bytes == 7 * 4 * elements
+    matrices = lists("aten::_foreach_add_", 2, found=found, launches=1)
+    assert matrices is not None and matrices.size_bytes == 3 * 4 * 64 * 64
+    assert lists("aten::_foreach_add_", 2, found=found, launches=9) is None
+    assert lists("aten::_foreach_add_", 2, launches=1) is None
+
+
+@pytest.mark.parametrize(("count", "lists_", "launches"), [(110, 1, 1), (111, 1, 2), (96, 3, 2)])
+def test_a_launch_holds_so_many_tensors(count: int, lists_: int, launches: int) -> None:
+    assert launches_of([1] * count, lists_) == launches
+
+
+def nested() -> list[dict]:
+    """A product inside one of its own name, as a wrapper with `out=` makes."""
+    pair = [[64, 64], [64, 128]]
+    return [
+        mt.op("aten::mm", 0, 60, Input_Dims=pair, Input_type=["float"] * 2),
+        mt.op("aten::mm", 5, 50, Input_Dims=[*pair, [64, 128]], Input_type=["float"] * 3),
+        mt.launch(20, 5, 7),
+        mt.kernel("sgemm", 100, 9000, 7),
+    ]
+
+
+def roofline_of(folder: Path, events: list[dict]) -> tuple[RooflineRow, ...]:
+    return report(mt.made(folder, events), CEILINGS).roofline
+
+
+def test_nested_calls_count_once(tmp_path: Path) -> None:
+    (row,) = roofline_of(tmp_path, nested())
+    assert (row.count, row.time, row.flops) == (1, 9_000_000, 2 * 64 * 64 * 128)
+    assert row.could_win == row.time - row.least
+
+
+def test_what_runs_inside_a_product_is_the_products(tmp_path: Path) -> None:
+    shapes = [[2, 5, 6], [2, 3, 8], [5, 3, 3]]
+    copy = {"Input_Dims": [[2, 3, 8], [2, 3, 8]], "Input_type": ["float", "float"]}
+    events = [
+        mt.op("aten::convolution_backward", 0, 60, Input_Dims=shapes, Input_type=["float"] * 3),
+        mt.op("aten::copy_", 5, 10, **copy), mt.launch(6, 2, 1), mt.kernel("copied", 100, 10, 1),
+        mt.launch(30, 5, 2), mt.kernel("wgrad", 120, 50, 2),
+        mt.op("aten::copy_", 70, 10, **copy), mt.launch(71, 2, 3), mt.kernel("copied", 200, 10, 3),
+        mt.kernel("nobodys", 300, 7, 9), mt.copy(310, 5, size=1000),
+        mt.launch(80, 2, 4), mt.kernel("ncclDevKernel_AllReduce", 400, 9, 4),
+    ]  # fmt: skip
+    rows = {row.name: row for row in roofline_of(tmp_path, events)}
+    assert rows["aten::convolution_backward"].time == 60_000
+    assert rows["aten::copy_"].time == 10_000 and rows["aten::copy_"].category == "copy"
+    lost = rows["nobodys"]
+    assert (lost.known, lost.bytes_from, lost.least, lost.could_win) == (False, NOT_KNOWN, 0, 0)
+    moved = rows["Memcpy HtoD (Pageable -> Device)"]
+    assert (moved.size_bytes, moved.bound, moved.least) == (1000, "memory", 1000)
+    # Every piece of work but communication is in exactly one row.
+    assert sum(row.time for row in rows.values()) == 82_000
+
+
+def test_the_larger_product_of_two_has_the_work(tmp_path: Path) -> None:
+    """A loss whose gradients are computed inside it is not counted beside them."""
+    inputs = {"Input_Dims": [[8, 16], [100, 16], [], [8]],
+              "Input_type": ["float", "float", "", "long int"]}  # fmt: skip
+    events = [
+        mt.op("ratchet::linear_cross_entropy", 0, 60, **inputs),
+        mt.op("ratchet::linear_cross_entropy_gradients", 5, 50, **inputs),
+        mt.op("aten::mm", 10, 10, Input_Dims=[[4, 16], [16, 100]], Input_type=["float"] * 2),
+        mt.launch(11, 2, 1), mt.kernel("sgemm", 100, 10, 1),
+        mt.launch(30, 5, 2), mt.kernel("rows", 120, 50, 2),
+    ]  # fmt: skip
+    (row,) = roofline_of(tmp_path, events)
+    assert row.name == "ratchet::linear_cross_entropy_gradients"
+    assert (row.time, row.flops) == (60_000, 3 * 2 * 8 * 16 * 100)
+
+
+def test_rows_know_their_extremes(tmp_path: Path) -> None:
+    events: list[dict] = []
+    for number, length in enumerate((10, 20, 30)):
+        start = 100 * number
+        events += [
+            mt.op("aten::add", start, 20, Input_Dims=[[8], [8]], Input_type=["float"] * 2),
+            mt.launch(start + 1, 2, number + 1),
+            mt.kernel("vectorized_elementwise", start + 30, length, number + 1),
+        ]
+    (row,) = roofline_of(tmp_path, events)
+    assert (row.count, row.shortest, row.longest, row.time) == (3, 10_000, 30_000, 60_000)
+    assert row.spread == pytest.approx(10_000 * (2 / 3) ** 0.5)
+    assert (row.kernel, row.bytes_per_s) == ("vectorized_elementwise", 3 * 96 / 60e-6)
+
+
+@pytest.mark.parametrize("name", ["h100-qwen1.5-0.5b", "mi300x-resnet-ddp-rank0of8"])
+def test_all_work_of_recorded_traces_is_in_one_row(name: str) -> None:
+    trace = mt.recorded(name)
+    found = analyse(trace)
+    rows = report(trace).roofline
+    work_there = ~found.links.carried_in & ~found.communication & (trace.stream >= 0)
+    assert sum(row.time for row in rows) == int(trace.duration[work_there].sum())
+    assert sum(row.time for row in rows if row.known) > 0.98 * sum(row.time for row in rows)
+
+
+def test_a_small_call_is_held_against_the_cache() -> None:
+    rates = Ceilings(
+        gemm_flops_per_s={"fp32": 1e12}, copy_bytes_per_s={"dram": 1e10, "L2": 1e11},
+        triad_bytes_per_s={"dram": 1e10}, level_bytes={"L2": 1_000_000},
+    )  # fmt: skip
+    found = measured_ceilings(rates, "this CPU")
+    small, large = found.at("fp32", 1000), found.at("long int", 10**9)
+    assert small is not None and small.bytes_per_s == 1e11
+    assert large is not None and large.bytes_per_s == 1e10
+
+
+def test_categories_are_of_the_op_or_of_its_kernel() -> None:
+    assert category_of("aten::mm") == "GEMM" and category_of("aten::_softmax") == "reduction"
+    assert category_of("aten::_foreach_add_") == "optimizer"
+    assert category_of("", "Cijk_Ailk_Bljk_BBS_MT256") == "GEMM"
+    assert category_of("CompiledFunction", "triton_red_fused_sum_1") == "reduction"
+    assert category_of("", "ncclDevKernel_AllReduce") == "communication"
+    assert category_of("", "k") == "other"
+    assert {"GEMM", "attention", "convolution"} == PRODUCTS
