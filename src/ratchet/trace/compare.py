@@ -6,7 +6,7 @@ A run is a path: a trace's file, or a folder with one file for each rank.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +17,12 @@ from ratchet.base.devices.ceilings import Ceilings, above, measure, unrefuted
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis import PARTS, Analysis, analyse
+from ratchet.trace.answers.categories import category_times
 from ratchet.trace.answers.kernels import module_paths, work_of
+from ratchet.trace.answers.owners import Owned
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.roofline import Rooflines, measured_ceilings
+from ratchet.trace.answers.work import Category
 from ratchet.trace.ranks import Ranks, each_rank, read_ranks, report_file
 from ratchet.trace.read import read
 from ratchet.trace.read.columns import Trace
@@ -68,7 +71,21 @@ class Side:
     window: int
     parts: dict[str, int]  # The identity's parts, which sum to the window
     work: dict[Key, Work]
+    categories: dict[Category, int]  # Summed device time; own CPU time without device work
     faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CategoryChange:
+    """One category in both traces; summed times in ns."""
+
+    category: Category
+    before: int
+    after: int
+
+    @property
+    def change(self) -> int:
+        return self.after - self.before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +103,16 @@ class Diff:
     def sides(self) -> dict[str, Side]:
         """Return both sides by their names here."""
         return {"before": self.before, "after": self.after}
+
+    @property
+    def categories(self) -> tuple[CategoryChange, ...]:
+        """Return the categories, the largest change first; their changes sum to the rows'."""
+        old, new = self.before.categories, self.after.categories
+        found = [
+            CategoryChange(category=one, before=old.get(one, 0), after=new.get(one, 0))
+            for one in {**old, **new}
+        ]
+        return tuple(sorted(found, key=lambda row: -abs(row.change)))
 
     @property
     def faults(self) -> tuple[str, ...]:
@@ -155,6 +182,7 @@ def side(found: Analysis) -> Side:
         window=whole.window,
         parts=whole.times,
         work=_work(found),
+        categories=category_times(Owned(trace, found.links, found.communication)),
         faults=tuple(f"{trace.name}: {fault}" for fault in trace.faults),
     )
 
@@ -176,6 +204,7 @@ def together(name: str, sides: Sequence[Side]) -> Side:
         window=sum(one.window for one in sides),
         parts={part: sum(one.parts[part] for one in sides) for part in PARTS},
         work=work,
+        categories=dict(sum((Counter(one.categories) for one in sides), Counter())),
         faults=tuple(fault for one in sides for fault in one.faults),
     )
 
@@ -196,7 +225,7 @@ def compare(before: Side, after: Side) -> Diff:
             f"{before.name} has {len(before.ranks)} ranks and {after.name} has "
             f"{len(after.ranks)}: choose one rank with --rank"
         )
-    first, second = before.work, after.work
+    first, second = _paired(before.work, after.work)
     rows = []
     for key in {**first, **second}:
         old, new = first.get(key, {}), second.get(key, {})
@@ -214,6 +243,42 @@ def compare(before: Side, after: Side) -> Diff:
         )
     rows.sort(key=lambda row: -abs(row.change))
     return Diff(before=before, after=after, rows=tuple(rows))
+
+
+# Ops that do the same with another library or kernel; those on the right are their names here.
+_BACK_ENDS = (
+    (re.compile(r"^aten::(cudnn|miopen|mkldnn)_convolution$|^aten::_slow_conv\dd_forward$|"
+                r"^aten::(_conv_depthwise2d|convolution_overrideable)$"), "convolution"),
+    (re.compile(r"^aten::(cudnn|miopen|native)_batch_norm(_backward)?$"), "batch_norm"),
+    (re.compile(r"^aten::_?(scaled_dot_product_)?(flash|efficient|cudnn|fused)?_?attention"
+                r"(_forward|_backward)?$"), "attention"),
+    (re.compile(r"^aten::_?(cudnn|miopen)_rnn(_backward)?$"), "rnn"),
+)  # fmt: skip
+
+
+def _paired(first: dict[Key, Work], second: dict[Key, Work]) -> tuple[dict[Key, Work], ...]:
+    """Give one name to back ends of one op of which each side ran another, in one module."""
+    renamed: tuple[dict[Key, Key], dict[Key, Key]] = {}, {}
+    waiting: dict[tuple[str, str], Key] = {
+        of: key for key in first if key not in second and (of := _back_end(key)) is not None
+    }
+    for key in second:
+        of = _back_end(key)
+        if of is None or key in first or of not in waiting:
+            continue
+        old = waiting.pop(of)
+        both = (key[0], f"{old[1]} / {key[1].removeprefix('aten::')}")
+        renamed[0][old] = renamed[1][key] = both
+    return tuple(
+        {names.get(key, key): work for key, work in side.items()}
+        for names, side in zip(renamed, (first, second), strict=True)
+    )
+
+
+def _back_end(key: Key) -> tuple[str, str] | None:
+    module, op = key
+    backward = "_backward" * op.endswith("_backward")
+    return next(((module, kind + backward) for names, kind in _BACK_ENDS if names.search(op)), None)
 
 
 def _work(side: Analysis) -> dict[Key, Work]:

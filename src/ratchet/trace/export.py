@@ -21,7 +21,7 @@ from ratchet.base.files import check_new_folder, make_folder, whole_file
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.analysis import Identity
 from ratchet.trace.answers.report import Report
-from ratchet.trace.compare import Diff, DiffRow
+from ratchet.trace.compare import CategoryChange, Diff, DiffRow
 from ratchet.trace.ranks import Ranks, SharedCollective
 
 
@@ -84,6 +84,7 @@ def diff_document(found: Diff) -> dict[str, object]:
         "identity_change_ns": found.parts_change,
         "device_work": before.on_device,
         "faults": list(found.faults),
+        "categories": plainly(found.categories),
         "groups": plainly(found.groups),
         "rows": plainly(found.rows),
     }
@@ -176,6 +177,7 @@ def diff_tables(found: Diff) -> list[Table]:
     return [
         _table("rows", DiffRow, found.rows),
         _table("groups", DiffRow, found.groups),
+        _table("categories", CategoryChange, found.categories),
         Table(name="identity", columns={"part": str, "before": int, "after": int}, rows=parts),
     ]
 

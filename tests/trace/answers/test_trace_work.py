@@ -325,3 +325,29 @@ def test_categories_are_of_the_op_or_of_its_kernel() -> None:
     assert category_of("", "ncclDevKernel_AllReduce") == "communication"
     assert category_of("", "k") == "other"
     assert {"GEMM", "attention", "convolution"} == PRODUCTS
+
+
+def test_categories_by_step_module_and_phase(tmp_path: Path) -> None:
+    events: list[dict] = []
+    for number in range(2):
+        start, called = 200 * number, 10 * number
+        events += [
+            mt.step(number, start, 190), mt.module(f"Linear_{number}", start + 1, 40),
+            mt.op("aten::mm", start + 2, 20), mt.launch(start + 3, 2, called + 1),
+            mt.kernel("sgemm", start + 10, 30 + number, called + 1),
+            mt.op("autograd::engine::evaluate_function: MmBackward0", start + 60, 40),
+            mt.op("aten::mm", start + 65, 20), mt.launch(start + 66, 2, called + 2),
+            mt.kernel("sgemm", start + 70, 20, called + 2),
+            mt.kernel("ncclDevKernel_AllReduce", start + 100, 7, 0, 9),
+        ]  # fmt: skip
+    rows = report(mt.made(tmp_path, events)).categories
+    whole = {row.category: row for row in rows if not (row.step or row.module)}
+    gemm = whole["GEMM"]
+    assert (gemm.time, gemm.forward, gemm.backward) == (101_000, 61_000, 40_000)
+    assert (whole["communication"].time, whole["communication"].unlinked) == (14_000, 14_000)
+    assert gemm.share == pytest.approx(101 / 115)
+    of_steps = [row for row in rows if row.step]
+    assert [row.time for row in of_steps if row.category == "GEMM"] == [50_000, 51_000]
+    assert sum(row.time for row in of_steps) == sum(row.time for row in whole.values())
+    modules = {row.module: row.time for row in rows if row.module}
+    assert modules == {"Linear_0": 30_000, "Linear_1": 31_000}

@@ -59,3 +59,34 @@ def test_across_vendors_modules_and_ops_match(model: str) -> None:
     shared = sum(row.before for row in matched)
     assert shared > 0.9 * sum(row.before for row in found.rows)
     assert any(row.kernels_before and row.kernels_after for row in matched)
+
+
+def convolved(library: str, duration: float) -> list[dict]:
+    return [
+        mt.module("Conv2d_0", 0, 40),
+        mt.op(f"aten::{library}_convolution", 2, 20),
+        mt.launch(4, 2, 1),
+        mt.kernel(f"{library}_kernel", 10, duration, 1),
+        mt.copy(60, 5, size=64),
+    ]
+
+
+def test_back_ends_of_one_op_are_paired(tmp_path: Path) -> None:
+    before = mt.made(tmp_path, convolved("cudnn", 8))
+    after = mt.made(tmp_path, convolved("miopen", 11))
+    found = diff(analyse(before), analyse(after))
+    row = next(row for row in found.rows if row.module)
+    assert (row.op, row.state) == ("aten::cudnn_convolution / miopen_convolution", "slower")
+    assert (row.before, row.after, row.change) == (8000, 11_000, 3000)
+    assert (row.kernels_before, row.kernels_after) == (("cudnn_kernel",), ("miopen_kernel",))
+    # The same op on both sides keeps its name.
+    same = diff(analyse(before), analyse(before))
+    assert {row.op for row in same.rows if row.module} == {"aten::cudnn_convolution"}
+
+
+def test_categories_change_as_the_rows_do(tmp_path: Path) -> None:
+    before = mt.made(tmp_path, convolved("cudnn", 8))
+    found = diff(analyse(before), analyse(mt.made(tmp_path, convolved("miopen", 11))))
+    changes = {row.category: row.change for row in found.categories}
+    assert changes == {"convolution": 3000, "copy": 0}
+    assert sum(changes.values()) == sum(row.change for row in found.rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -192,33 +192,46 @@ def device_time_by_op(trace: Trace, links: Links) -> tuple[Int64, Int64]:
 def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
     """Return the model's modules by device time; empty if the trace has no stacks."""
     parents = _module_parents(trace, links)
-    calls = np.array(sorted(parents), dtype=np.int64)
-    if not calls.size:
+    if not parents:
         return ()
     _, op, worked = work_of(trace, links)
-    op, worked = op[op >= 0], worked[op >= 0]
-    home = links.module[op]
-    part = np.where(links.recompute[op], 2, np.where(links.backward[op], 1, 0))
-    sums: dict[str, list[int]] = {}
-    paths = _rooted({call: _path(trace, parents, call) for call in calls.tolist()})
-    for call in calls.tolist():
-        sums.setdefault(paths[call], [0, 0, 0, 0])[3] += 1
+    linked = np.maximum(op, 0)
+    part = np.where(links.recompute[linked], 2, np.where(links.backward[linked], 1, 0))
+    sums = module_sums(trace, links, op, worked, part, 3)
+    calls = Counter(_rooted({call: _path(trace, parents, call) for call in parents}).values())
+    table = [
+        ModuleRow(path=path, calls=calls[path], forward=f, backward=b, recompute=r)
+        for path, (f, b, r) in sums.items()
+    ]
+    return tuple(sorted(table, key=lambda row: -row.total))
+
+
+def module_sums(
+    trace: Trace,
+    links: Links,
+    op: NDArray[np.int64],
+    worked: Int64,
+    part: NDArray[np.integer],
+    parts: int,
+) -> dict[str, list[int]]:
+    """Sum work by module path and part, a number below `parts`; callees are included."""
+    parents = _module_parents(trace, links)
+    calls = sorted(parents)
+    paths = _rooted({call: _path(trace, parents, call) for call in calls})
+    sums: dict[str, list[int]] = {paths[call]: [0] * parts for call in calls}
+    home = np.where(op >= 0, links.module[np.maximum(op, 0)], -1)
     known = home >= 0
-    key, group = np.unique(home[known] * 3 + part[known], return_inverse=True)
+    key, group = np.unique(home[known] * parts + part[known], return_inverse=True)
     for code, time in zip(
         key.tolist(), sums_by(group, worked[known], key.size).tolist(), strict=True
     ):
-        path = paths[code // 3]
+        path = paths[code // parts]
         # A module's time counts to its callers too.
         while path:
             if path in sums:
-                sums[path][code % 3] += time
+                sums[path][code % parts] += time
             path = path.rpartition(" > ")[0]
-    table = [
-        ModuleRow(path=path, calls=n, forward=f, backward=b, recompute=r)
-        for path, (f, b, r, n) in sums.items()
-    ]
-    return tuple(sorted(table, key=lambda row: -row.total))
+    return sums
 
 
 def work_of(

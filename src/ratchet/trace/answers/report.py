@@ -10,6 +10,7 @@ import numpy as np
 
 from ratchet.trace.analysis import Identity, analyse, by_device
 from ratchet.trace.analysis.links import Links
+from ratchet.trace.answers.categories import CategoryRow, categories
 from ratchet.trace.answers.collectives import Bubble, CollectiveRow, bubble, collectives
 from ratchet.trace.answers.compiled import Compiled, Recompute, compiled, recompute
 from ratchet.trace.answers.counters import CounterRow, KernelRun, counters, unlinked
@@ -26,6 +27,7 @@ from ratchet.trace.answers.kernels import (
     ops,
 )
 from ratchet.trace.answers.memory import MemoryUse, memory
+from ratchet.trace.answers.owners import Owned
 from ratchet.trace.answers.precision import PrecisionRow, matmuls
 from ratchet.trace.answers.queues import CopyRow, QueueRow, StreamRow, copies, queues, streams
 from ratchet.trace.answers.roofline import RooflineRow, Rooflines, roofline
@@ -72,6 +74,7 @@ class Report:
     carried_in: CarriedIn
     kernels: tuple[KernelRow, ...]
     ops: tuple[OpRow, ...]
+    categories: tuple[CategoryRow, ...]
     modules: tuple[ModuleRow, ...]
     annotations: tuple[AnnotationRow, ...]
     collectives: tuple[CollectiveRow, ...]
@@ -105,6 +108,7 @@ def report(
     found = analyse(trace)
     links, whole, marked = found.links, found.activity, found.steps
     communication = found.communication
+    owned = Owned(trace, links, communication)
     sent = collectives(trace, links, communication, whole)
     return Report(
         name=trace.name,
@@ -122,6 +126,7 @@ def report(
         carried_in=carried_in(trace, links),
         kernels=kernels(trace, links, communication),
         ops=ops(trace, links),
+        categories=categories(owned, marked),
         modules=modules(trace, links),
         annotations=marks(trace, links),
         collectives=sent,
@@ -139,7 +144,7 @@ def report(
         compiled=compiled(trace),
         bubble=bubble(whole, sent),
         matmuls=matmuls(trace, links),
-        roofline=roofline(trace, links, communication, ceilings),
+        roofline=roofline(owned, ceilings),
         timeline=timeline(trace, links, communication, whole),
         faults=tuple(filter(None, (*trace.faults, unlinked(trace, counted)))),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -15,20 +14,12 @@ from ratchet.base.devices.catalogue import CatalogueDevice
 from ratchet.base.devices.ceilings import Ceilings, Roofline
 from ratchet.base.devices.ceilings import roofline as measured
 from ratchet.trace.analysis.intervals import alike, groups, sums_by
-from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import module_paths, work_of
+from ratchet.trace.answers.kernels import module_paths
+from ratchet.trace.answers.owners import CATEGORIES, Owned
 from ratchet.trace.answers.precision import TYPES
-from ratchet.trace.answers.work import PRODUCTS, Category, category_of, rule_of, work
-from ratchet.trace.answers.work.call import (
-    NOT_KNOWN,
-    SIZE,
-    OpWork,
-    Shape,
-    parse_shapes,
-    shape_of,
-)
-from ratchet.trace.answers.work.optimizer import KERNEL, gradients
-from ratchet.trace.read.columns import Bool, Int64, Kind, Trace
+from ratchet.trace.answers.work import Category
+from ratchet.trace.answers.work.call import NOT_KNOWN, SIZE, OpWork
+from ratchet.trace.read.columns import Int64, Kind, Trace
 
 _PEAKS = {
     "fp32": ("matrix_tf32", "matrix_fp32", "vector_fp32"),
@@ -38,7 +29,6 @@ _PEAKS = {
     "fp8": ("matrix_fp8",),
 }
 """The catalogue's peaks that bound a type."""
-_ACCUMULATES = re.compile(r"^torch::autograd::AccumulateGrad$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,45 +143,33 @@ def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
     )
 
 
-def roofline(
-    trace: Trace, links: Links, communication: Bool, ceilings: Rooflines | None = None
-) -> tuple[RooflineRow, ...]:
+def roofline(owned: Owned, ceilings: Rooflines | None = None) -> tuple[RooflineRow, ...]:
     """Return all work but communication, by the time that could still be won."""
-    rows, op, time = work_of(trace, links)
-    wanted = ~communication[rows] & (time > 0)
-    rows, op, time = rows[wanted], op[wanted], time[wanted]
+    trace, links = owned.trace, owned.links
+    wanted = owned.category != CATEGORIES.index("communication")
+    rows, time, owner = owned.rows[wanted], owned.time[wanted], owned.owner[wanted]
+    category = owned.category[wanted]
     ceilings = ceilings or paper_ceilings(trace)
-    works = _Works(trace, links, rows, op)
-    owner = np.where(op >= 0, works.owner[np.maximum(op, 0)], -1)
-    home = np.where(owner >= 0, links.module[np.maximum(owner, 0)], -1)
     paths = dict(zip(owner.tolist(), module_paths(trace, links, owner), strict=True))
-    # Work without an op is grouped by its own name and, for copies, its size.
-    signature = np.where(owner >= 0, works.signature[np.maximum(owner, 0)], -1)
-    own_name = np.where(owner >= 0, -1, trace.text[rows])
-    first, group = alike(signature, own_name)
+    # Work without an op is grouped by its own name.
+    signature = np.where(owner >= 0, owned.signature[np.maximum(owner, 0)], -1)
+    _, group = alike(signature, np.where(owner >= 0, -1, trace.text[rows]))
     made = []
-    for number, own in enumerate(groups(group)):
+    for own in groups(group):
         chief = int(own[np.argmax(time[own])])
-        at = int(rows[first[number]])
+        at = int(owner[chief])
         calls, call = np.unique(np.where(owner[own] >= 0, owner[own], rows[own]),
                                 return_inverse=True)  # fmt: skip
-        each = sums_by(call.reshape(-1), time[own], calls.size)
-        least = works.of(int(signature[own[0]])) or _moved(trace, rows[own])
-        about = works.written(int(owner[first[number]])) if owner[first[number]] >= 0 else None
-        name, shapes = about or (trace.string(at), "")
+        name, shapes = owned.written(at) if at >= 0 else (trace.string(rows[chief]), "")
         made.append(
             _row(
-                name,
-                shapes,
-                least,
-                calls.size,
-                each,
-                ceilings,
-                category=category_of(name if about else "", trace.string(rows[chief])),
+                name, shapes, owned.work_of(at) or _moved(trace, rows[own]),
+                sums_by(call.reshape(-1), time[own], calls.size), ceilings,
+                category=CATEGORIES[category[chief]],
                 kernel=trace.string(rows[chief]) if trace.on_device else "",
-                module=paths[int(owner[chief])] if home[chief] >= 0 else "",
+                module=paths[at],
             )
-        )
+        )  # fmt: skip
     return tuple(sorted(made, key=lambda row: (-row.could_win, -row.time)))
 
 
@@ -199,7 +177,6 @@ def _row(
     name: str,
     shapes: str,
     least: OpWork | None,
-    count: int,
     each: Int64,
     ceilings: Rooflines,
     *,
@@ -207,6 +184,7 @@ def _row(
     kernel: str,
     module: str,
 ) -> RooflineRow:
+    count = each.size
     dtype = "" if least is None else TYPES.get(least.dtype.lower(), least.dtype)
     roof = None if least is None else ceilings.at(dtype, least.size_bytes)
     flops, size = (0, 0) if least is None else (least.flops * count, least.size_bytes * count)
@@ -244,113 +222,3 @@ def _moved(trace: Trace, rows: NDArray[np.intp]) -> OpWork | None:
     return OpWork(
         flops=0, size_bytes=twice * int(size.mean()), dtype="", flops_from=SIZE, bytes_from=SIZE
     )
-
-
-class _Works:
-    """The least work of every call with device time, and the op that owns each piece of work."""
-
-    def __init__(
-        self, trace: Trace, links: Links, rows: NDArray[np.intp], op: NDArray[np.int64]
-    ) -> None:
-        self._trace = trace
-        table = trace.ops
-        size = len(trace)
-        busy = np.zeros(size, dtype=bool)
-        busy[op[op >= 0]] = True
-        own = busy.copy()
-        for level in reversed(links.tree.levels):
-            inner = links.chosen[level]
-            above = links.parent_op[inner]
-            busy[above[(above >= 0) & busy[inner]]] = True
-        used = np.flatnonzero(busy[table.row])
-        self._place = np.full(size, -1, dtype=np.int64)
-        self._place[table.row] = np.arange(table.row.size)
-        self.signature = np.full(size, -1, dtype=np.int64)
-        self._work: list[OpWork | None] = []
-        if used.size:
-            first, group = alike(trace.text[table.row[used]], table.dims[used], table.types[used],
-                                 table.concrete[used])  # fmt: skip
-            self.signature[table.row[used]] = group
-            self._count(rows, op, used[first])
-        flops = np.array([one.flops if one else 0 for one in self._work] or [0], dtype=np.float64)
-        known = np.array([one is not None for one in self._work] or [False])
-        product = np.array([self._is_product(at) for at in used[first]] if used.size else [False])
-        self.owner = _owners(links, own, self.signature, flops, known, known & product)
-
-    def _count(self, rows: NDArray[np.intp], op: NDArray[np.int64], firsts: Int64) -> None:
-        trace, table = self._trace, self._trace.ops
-        found = gradients(_gradient_shapes(trace))
-        linked = op >= 0
-        counted = linked & trace.named(KERNEL)[trace.text[rows]]
-        launches = np.bincount(op[counted], minlength=len(trace))
-        kernel = np.full(len(trace), -1, dtype=np.int64)
-        kernel[op[linked][::-1]] = rows[linked][::-1]
-        for at in firsts.tolist():
-            row = int(table.row[at])
-            ran = int(kernel[row])
-            self._work.append(
-                work(
-                    trace.string(row),
-                    trace.strings[table.dims[at]],
-                    trace.strings[table.types[at]],
-                    trace.strings[table.concrete[at]],
-                    kernel=trace.string(ran) if ran >= 0 else "",
-                    found=found,
-                    launches=int(launches[row]),
-                )
-            )
-
-    def _is_product(self, at: int) -> bool:
-        known = rule_of(self._trace.string(self._trace.ops.row[at]))
-        return known is not None and known[0] in PRODUCTS
-
-    def of(self, signature: int) -> OpWork | None:
-        return self._work[signature] if signature >= 0 else None
-
-    def written(self, row: int) -> tuple[str, str]:
-        """Return an op's name and shapes."""
-        return self._trace.string(row), self._trace.strings[self._trace.ops.dims[self._place[row]]]
-
-
-def _owners(
-    links: Links, own: Bool, signature: Int64, flops: NDArray[np.float64], known: Bool,
-    product: Bool,
-) -> Int64:  # fmt: skip
-    """Return for each op the one whose row its work belongs to; each piece counts once.
-
-    Of products inside one another, the one with the most FLOPs is meant, of equals the innermost;
-    all inside it is its own.
-    """
-    size = own.size
-    has = signature >= 0
-    place = np.maximum(signature, 0)
-    is_known, is_product = known[place] & has, product[place] & has
-    amount = np.where(is_product, flops[place], -1.0)
-    inside = np.full(size, -1.0)
-    owner = np.arange(size, dtype=np.int64)
-    above = links.parent_op
-    levels = [links.chosen[level] for level in links.tree.levels]
-    for level in reversed(levels):
-        inner = level[above[level] >= 0]
-        np.maximum.at(inside, above[inner], np.maximum(inside[inner], amount[inner]))
-    is_product &= amount > inside
-    is_known &= is_product | (amount < 0)
-    for level in levels:
-        inner = level[above[level] >= 0]
-        outer = owner[above[inner]]
-        kept = is_product[outer] | (~is_known[inner] & is_known[outer])
-        owner[inner[kept]] = outer[kept]
-    return owner
-
-
-def _gradient_shapes(trace: Trace) -> list[Shape]:
-    """Return the shapes of the gradients that the autograd engine accumulated."""
-    table = trace.ops
-    wanted = trace.named(_ACCUMULATES)[trace.text[table.row]]
-    found = []
-    for dims in table.dims[wanted].tolist():
-        entry = parse_shapes(trace.strings[dims])
-        shape = shape_of(entry[0]) if entry else None
-        if shape is not None:
-            found.append(shape)
-    return found

@@ -324,7 +324,12 @@ def _brief(first: Report, top: int, several: bool) -> list[m.ReportSection | m.W
     title = f"Against the ceilings of {known[0].ceiling}" if known else ""
     ops = tables.brief("Ops", tables.OPS, _ops_by_name(first), top, first.on_device)
     least = tables.brief(title, tables.ROOFLINE, known, min(top, _ROOFLINES))
-    return [kernels, ops, communication, least]
+    of_all = [row for row in first.categories if not (row.step or row.module)]
+    phases = [one for one in tables.CATEGORIES.columns if one.on == tables.BRIEF]
+    kinds = m.section(
+        tables.CATEGORIES.title, m.ResultTable(phases, of_all) if of_all else None, on="terminal"
+    )
+    return [kinds, kernels, ops, communication, least]
 
 
 def _ops_by_name(found: Report) -> list[OpRow]:

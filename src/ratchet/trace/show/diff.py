@@ -40,7 +40,11 @@ def diff_report(document: Diff, top: int = 10) -> m.ResultReport:
             m.Tiles(_tiles(document)),
         ),
         sections=m.blocks(
-            _change(document), _time(document), _rows(document), *_states(document, top)
+            _change(document),
+            _time(document),
+            _categories(document),
+            _rows(document),
+            *_states(document, top),
         ),
     )
 
@@ -108,6 +112,16 @@ def _time(document: Diff) -> m.ReportSection:
 
 def _part(part: str) -> tuple[m.Span, str] | str:
     return part if part == "window" else (m.Span("", f"key {part}"), words.PARTS[part])
+
+
+def _categories(document: Diff) -> m.ReportSection | None:
+    rows = document.categories
+    if not rows:
+        return None
+    said = "Summed over streams; the changes sum to those of the rows below."
+    return m.section(
+        "By category", m.note(said), m.ResultTable(tables.CATEGORY_CHANGES, rows, look="compact")
+    )
 
 
 def _rows(document: Diff) -> m.ReportSection | None:

@@ -218,6 +218,23 @@ ROOFLINE = Described("roofline", "Ops against the ceilings", "could_win", (
     kernel("kernel", "kernel"),
     module("module", "module"),
 ))
+_BY_PHASE = (
+    text("category", on=BRIEF),
+    ms("ms", "time", on=BRIEF),
+    share("share", on=BRIEF),
+    ms("forward, ms", "forward", on=BRIEF),
+    ms("backward, ms", "backward", on=BRIEF),
+    ms("recompute, ms", "recompute"),
+    ms("not linked, ms", "unlinked"),
+)
+CATEGORIES = Described(
+    "categories",
+    "Work by category",
+    "",
+    (module("module", "module"), text("step"), *_BY_PHASE),
+    note="Summed over streams: of the whole window, then of each step, then of each module with "
+    "its callees. A category is that of the op, or else of its kernel.",
+)
 SEQUENCES = Described("sequences", "Runs of kernels", "could_win", (
     text("under"),
     module("where", "name"),
@@ -304,8 +321,14 @@ COUNTERS = Described("counters", "Performance counters", "total", (
     figure("total"),
 ))
 PAGE = (
-    *(PATH, KERNELS, OPS, MODULES, ROOFLINE, SEQUENCES, COLLECTIVES, MATMULS, ANNOTATIONS),
-    *(COPIES, STREAMS, QUEUES, COUNTERS),
+    *(PATH, CATEGORIES, KERNELS, OPS, MODULES, ROOFLINE, SEQUENCES, COLLECTIVES, MATMULS),
+    *(ANNOTATIONS, COPIES, STREAMS, QUEUES, COUNTERS),
+)
+CATEGORY_CHANGES = (
+    m.Column("category"),
+    m.number("before, ms", "before", milliseconds),
+    m.number("after, ms", "after", milliseconds),
+    m.number("change, ms", "change", change_ms),
 )
 DIFF = Described("rows", "Ops by module", "", (
     kernel("op", "op", on=BRIEF),
@@ -338,7 +361,8 @@ def _of_ranks(
     if not rows:
         return None
     order = described.order if on_device else described.cpu_order or described.order
-    rows.sort(key=lambda row: -getattr(row, order))
+    if order:
+        rows.sort(key=lambda row: -getattr(row, order))
     several = len(ranks) > 1
     columns = [*([RANK] if several else []), *described.columns_of(on_device)]
     said = described.note
