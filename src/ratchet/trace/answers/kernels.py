@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ratchet.trace.analysis.intervals import alike, groups, sums_by
 from ratchet.trace.analysis.links import MODULE, Links, nest
+from ratchet.trace.answers.tiles import tile_of
 from ratchet.trace.read.columns import DEVICE_KINDS, Bool, Int64, Kind, Trace
 
 Sort = Literal["compute", "communication", "copy"]
@@ -37,6 +38,21 @@ class KernelRow:
     @property
     def mean(self) -> float:
         return self.total / self.count
+
+    @property
+    def tile(self) -> str:
+        """Tile of a matrix kernel by its name, rows x columns x depth; empty if it names none."""
+        return tile_of(self.name).tile
+
+    @property
+    def isa(self) -> str:
+        """Instruction set that a matrix kernel names, such as gfx942."""
+        return tile_of(self.name).isa
+
+    @property
+    def split(self) -> str:
+        """Split of a matrix kernel's inner dimension: a number, `split-K` or `stream-K`."""
+        return tile_of(self.name).split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

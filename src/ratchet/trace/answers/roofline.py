@@ -17,6 +17,7 @@ from ratchet.trace.analysis.intervals import alike, groups, sums_by
 from ratchet.trace.answers.kernels import module_paths
 from ratchet.trace.answers.owners import CATEGORIES, Owned
 from ratchet.trace.answers.precision import TYPES
+from ratchet.trace.answers.tiles import tile_of
 from ratchet.trace.answers.work import Category
 from ratchet.trace.answers.work.call import NOT_KNOWN, SIZE, OpWork
 from ratchet.trace.read.columns import Int64, Kind, Trace
@@ -73,6 +74,15 @@ class RooflineRow:
     def intensity(self) -> float:
         """FLOPs per byte."""
         return self.flops / self.size_bytes if self.size_bytes else 0.0
+
+    @property
+    def tile(self) -> str:
+        """The kernel's tile, instruction set and split, as far as its name tells them."""
+        found = tile_of(self.kernel)
+        split = (
+            found.split if found.split in ("", "split-K", "stream-K") else f"split {found.split}"
+        )
+        return " ".join(filter(None, (found.tile, found.isa, split)))
 
     @property
     def could_win(self) -> int:

@@ -216,6 +216,7 @@ ROOFLINE = Described("roofline", "Ops against the ceilings", "could_win", (
           note="standard deviation of the calls' times, over their mean"),
     text("FLOPs, bytes from", lambda row: ", ".join({row.flops_from: 0, row.bytes_from: 0})),
     kernel("kernel", "kernel"),
+    text("tile", note="the kernel's tile, instruction set and split, by its name"),
     module("module", "module"),
 ))
 _BY_PHASE = (
