@@ -141,6 +141,26 @@ def test_twice_the_rows_are_twice_the_work(name: str) -> None:
     assert small.size_bytes >= every_input, "at least what is read"
 
 
+@pytest.mark.parametrize(("batch", "m", "k", "n"), [(3, 4, 8, 2), (5, 7, 1, 9), (1, 16, 3, 3)])
+def test_formulas_agree_with_one_another(batch: int, m: int, k: int, n: int) -> None:
+    one = amounts("aten::mm", [m, k], [k, n])
+    assert amounts("aten::bmm", [batch, m, k], [batch, k, n]) == tuple(batch * x for x in one)
+    assert amounts("aten::mm", [n, k], [k, m]) == one, "the transposed product"
+    assert amounts("ratchet::linear", [m, k], [n, k]) == one
+    pointwise = '["", "", "", "[0]", "[1]", "[1]", "1"]'
+    convolved = done("aten::cudnn_convolution", [1, k, m], [n, k, 1], *[None] * 5, values=pointwise)
+    assert (convolved.flops, convolved.size_bytes) == one, "a convolution of width 1"
+    assert amounts("aten::addmm", [n], [m, k], [k, n]) == (one[0], one[1] + 4 * n)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(6, 6), (3, 7), (7, 3), (1, 5)])
+def test_a_causal_mask_leaves_the_pairs_below_it(queries: int, keys: int) -> None:
+    seen = sum(key <= query for query in range(queries) for key in range(keys))
+    shapes = [2, 4, queries, 16], [2, 4, keys, 16], [2, 4, keys, 16]
+    values = '["", "", "", "True", "0.25"]'
+    assert amounts("ratchet::attention", *shapes, values=values)[0] == 4 * 2 * 4 * seen * 16
+
+
 def test_registered_ops_and_tritons_kernels() -> None:
     cache = ([10**6, 16, 1, 64], "unsigned char")
     tokens = ([8, 1, 64], "c10::BFloat16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +32,12 @@ class CategoryRow:
     unlinked: int  # Work that no op launched, whose phase is not known
 
 
-def categories(owned: Owned, steps: Steps | None) -> tuple[CategoryRow, ...]:
+def categories(
+    owned: Owned, steps: Steps | None, calls: Mapping[int, str]
+) -> tuple[CategoryRow, ...]:
     """Return the categories of the window, of each step and of each module, the largest first.
 
-    A step's are of the work that begins in it. The rows of the window sum to all work, and those of
+    `calls` is what `module_calls` found. A step's are of the work that begins in it. The rows of the window sum to all work, and those of
     the steps to the window's.
     """
     trace, links = owned.trace, owned.links
@@ -49,7 +52,7 @@ def categories(owned: Owned, steps: Steps | None) -> tuple[CategoryRow, ...]:
         for number, label in enumerate(steps.labels):
             own = np.maximum(at, 0) == number
             found += _rows(sums_by(part[own], owned.time[own], parts), label, "")
-    modules = module_sums(trace, links, owned.op, owned.time, part, parts)
+    modules = module_sums(links, calls, owned.op, owned.time, part, parts)
     for path in sorted(modules, key=lambda path: -sum(modules[path])):
         found += _rows(np.array(modules[path], dtype=np.int64), "", path)
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -205,43 +206,42 @@ def device_time_by_op(trace: Trace, links: Links) -> tuple[Int64, Int64]:
     return time, np.bincount(links.op[rows], minlength=len(trace)).astype(np.int64)
 
 
-def modules(trace: Trace, links: Links) -> tuple[ModuleRow, ...]:
-    """Return the model's modules by device time; empty if the trace has no stacks."""
-    parents = _module_parents(trace, links)
-    if not parents:
-        return ()
+def modules(trace: Trace, links: Links, calls: Mapping[int, str]) -> tuple[ModuleRow, ...]:
+    """Return the model's modules by device time; `calls` is what `module_calls` found."""
     _, op, worked = work_of(trace, links)
     linked = np.maximum(op, 0)
     part = np.where(links.recompute[linked], 2, np.where(links.backward[linked], 1, 0))
-    sums = module_sums(trace, links, op, worked, part, 3)
-    calls = Counter(_rooted({call: _path(trace, parents, call) for call in parents}).values())
+    count = Counter(calls.values())
     table = [
-        ModuleRow(path=path, calls=calls[path], forward=f, backward=b, recompute=r)
-        for path, (f, b, r) in sums.items()
+        ModuleRow(path=path, calls=count[path], forward=f, backward=b, recompute=r)
+        for path, (f, b, r) in module_sums(links, calls, op, worked, part, 3).items()
     ]
     return tuple(sorted(table, key=lambda row: -row.total))
 
 
+def module_calls(trace: Trace, links: Links) -> dict[int, str]:
+    """Return the path of each call of a module, by row; empty if the trace has no stacks."""
+    parents = _module_parents(trace, links)
+    return _rooted({call: _path(trace, parents, call) for call in sorted(parents)})
+
+
 def module_sums(
-    trace: Trace,
     links: Links,
-    op: NDArray[np.int64],
+    calls: Mapping[int, str],
+    op: Int64,
     worked: Int64,
-    part: NDArray[np.integer],
+    part: Int64,
     parts: int,
 ) -> dict[str, list[int]]:
     """Sum work by module path and part, a number below `parts`; callees are included."""
-    parents = _module_parents(trace, links)
-    calls = sorted(parents)
-    paths = _rooted({call: _path(trace, parents, call) for call in calls})
-    sums: dict[str, list[int]] = {paths[call]: [0] * parts for call in calls}
+    sums: dict[str, list[int]] = {path: [0] * parts for path in calls.values()}
     home = np.where(op >= 0, links.module[np.maximum(op, 0)], -1)
     known = home >= 0
     key, group = np.unique(home[known] * parts + part[known], return_inverse=True)
     for code, time in zip(
         key.tolist(), sums_by(group, worked[known], key.size).tolist(), strict=True
     ):
-        path = paths[code // parts]
+        path = calls[code // parts]
         # A module's time counts to its callers too.
         while path:
             if path in sums:

@@ -23,6 +23,7 @@ from ratchet.trace.answers.kernels import (
     OpRow,
     kernels,
     marks,
+    module_calls,
     modules,
     ops,
 )
@@ -108,7 +109,7 @@ def report(
     found = analyse(trace)
     links, whole, marked = found.links, found.activity, found.steps
     communication = found.communication
-    owned = Owned(trace, links, communication)
+    owned, calls = Owned(trace, links, communication), module_calls(trace, links)
     sent = collectives(trace, links, communication, whole)
     return Report(
         name=trace.name,
@@ -126,8 +127,8 @@ def report(
         carried_in=carried_in(trace, links),
         kernels=kernels(trace, links, communication),
         ops=ops(trace, links),
-        categories=categories(owned, marked),
-        modules=modules(trace, links),
+        categories=categories(owned, marked, calls),
+        modules=modules(trace, links, calls),
         annotations=marks(trace, links),
         collectives=sent,
         copies=copies(trace, links),
