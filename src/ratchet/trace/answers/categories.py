@@ -37,8 +37,8 @@ def categories(
 ) -> tuple[CategoryRow, ...]:
     """Return the categories of the window, of each step and of each module, the largest first.
 
-    `calls` is what `module_calls` found. A step's are of the work that begins in it. The rows of the window sum to all work, and those of
-    the steps to the window's.
+    `calls` is what `module_calls` found. A step's rows are of the work that begins in it. The
+    window's rows sum to all work, and those of the steps to the window's.
     """
     trace, links = owned.trace, owned.links
     op = np.maximum(owned.op, 0)

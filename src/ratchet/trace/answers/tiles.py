@@ -32,7 +32,7 @@ _NVIDIA = (
 )
 _SM = re.compile(r"(?:^|_)sm_?(\d{2,3})(?:_|$)|cutlass_(\d{2,3})_|cutlass3x_sm(\d{2,3})")
 _GENERATIONS = {"maxwell": "50", "volta": "70", "turing": "75", "ampere": "80", "hopper": "90"}
-_SPLIT_K = re.compile(r"split_?k(?!v|reduce)", re.IGNORECASE)
+_SPLIT_K = re.compile(r"^(?!.*splitKreduce).*split_?k(?!v)", re.IGNORECASE)
 # Triton's grouped products (triton_kernels): rows x columns x depth x split.
 _OGS = re.compile(r"^_matmul_ogs\w*?_(\d+x\d+x\d+)x(\d+)(?:_|$)")
 
