@@ -23,6 +23,7 @@ from ratchet.trace.answers.owners import Owned
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.roofline import Rooflines, measured_ceilings
 from ratchet.trace.answers.work import Category
+from ratchet.trace.answers.work.call import SHAPES
 from ratchet.trace.ranks import Ranks, each_rank, read_ranks, report_file
 from ratchet.trace.read import read
 from ratchet.trace.read.columns import Trace
@@ -329,7 +330,7 @@ def report_here(path: Path, rank: int | None = None) -> Report | Ranks:
     known = measure(device)
     found = report_run(path, measured_ceilings(known, device.model), rank)
     reports = found.reports if isinstance(found, Ranks) else (found,)
-    rows = [row for one in reports for row in one.roofline]
+    rows = [row for one in reports for row in one.roofline if row.flops_from == SHAPES]
 
     def is_beaten(ceilings: Ceilings) -> bool:
         return any(above(ceilings, row.flops_per_s, row.dtype) for row in rows)
