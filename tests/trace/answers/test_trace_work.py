@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ratchet.judge.kernels.library import register_ops
 from ratchet.trace.analysis import analyse
 from ratchet.trace.answers.report import report
 from ratchet.trace.answers.roofline import RooflineRow, Rooflines, measured_ceilings
-from ratchet.trace.answers.work import PRODUCTS, category_of, rule_of, work
+from ratchet.trace.answers.work import _ATEN, _RATCHET, PRODUCTS, category_of, rule_of, work
 from ratchet.trace.answers.work.call import (
     EQUAL_LENGTHS,
     FULL_MASK,
@@ -159,6 +160,35 @@ def test_a_causal_mask_leaves_the_pairs_below_it(queries: int, keys: int) -> Non
     shapes = [2, 4, queries, 16], [2, 4, keys, 16], [2, 4, keys, 16]
     values = '["", "", "", "True", "0.25"]'
     assert amounts("ratchet::attention", *shapes, values=values)[0] == 4 * 2 * 4 * seen * 16
+
+
+NAMES = [f"{wing}::{name}" for wing, tables in (("aten", _ATEN), ("ratchet", _RATCHET))
+         for _, rules in tables for name in rules]  # fmt: skip
+NAMES += ["aten::_foreach_add_", "vllm::fused_moe", "_C::rms_norm", "x::rotary_embedding",
+          "x::fmha", "x::reshape_and_cache", "x::gemm", "triton_tem_fused_mm_1",
+          "triton_poi_fused_x"]  # fmt: skip
+ODD: tuple[Any, ...] = ("x", None, 3, [-1, 2], [1.5], {"a": 1}, [[[1]]], True, [10**12, 2**62])
+VALUES = ("", "[1, 2]", "[0, 0]", "[-3, -3]", "[]", "True", "-1", "nan", "null", "[[1]]", "{}", 5,
+          None, [0, 0, 0], "[True, False, True]")  # fmt: skip
+KINDS = ("float", "c10::BFloat16", "long int", "bool", "TensorList", "Scalar", "", "odd", 5, None)
+
+
+def test_damaged_arguments_give_no_work_or_a_whole_number() -> None:
+    chance = random.Random(0)
+    found = gradients([(3,), (4, 4)])
+    for name in NAMES * 15:
+        count = chance.randrange(9)
+        shapes = [
+            chance.choice(ODD)
+            if chance.random() < 0.3
+            else [chance.choice((0, 1, 2, 3, 8, 16, 64)) for _ in range(chance.randrange(6))]
+            for _ in range(count)
+        ]
+        kinds = [chance.choice(KINDS) for _ in range(chance.choice((count, 2)))]
+        values = [chance.choice(VALUES) for _ in range(chance.choice((count, 12, 0)))]
+        given = [json.dumps(one) for one in (shapes, kinds, values)]
+        done = work(name, *given, kernel="k<float>", found=found, launches=1)
+        assert done is None or min(done.flops, done.size_bytes) >= 0, (name, *given)
 
 
 def test_registered_ops_and_tritons_kernels() -> None:

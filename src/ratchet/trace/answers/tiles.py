@@ -1,4 +1,4 @@
-"""What the names of matrix kernels say: the tile, the instruction set, and how the sum is split."""
+"""Tile, instruction set and split of matrix kernels, by their names."""
 
 from __future__ import annotations
 

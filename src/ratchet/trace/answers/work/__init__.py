@@ -1,4 +1,4 @@
-"""What each op must at least do: FLOPs, bytes and category, from what the profiler recorded.
+"""The least work of each op: FLOPs, bytes and category, from what the profiler recorded.
 
 `call` parses a call's arguments, `products` and `moves` count, `optimizer` counts lists of tensors.
 """
@@ -20,6 +20,7 @@ Category = Literal[
 PRODUCTS: Final = frozenset({"GEMM", "attention", "convolution"})
 """Categories whose ops hold all that runs inside them: casts, transposes and splits."""
 _NO_GRADIENTS = Gradients()
+_MOST_BYTES, _MOST_FLOPS = 2**48, 2**58  # Of one call; shapes that say more are damaged
 
 _ATEN: tuple[tuple[Category, dict[str, Rule]], ...] = (
     ("GEMM", products.MATMULS | products.RECURRENT),
@@ -108,10 +109,13 @@ def work(
     counted = update(call, found, launches) if category == "optimizer" else None
     if rule is not None:
         counted = rule(call)
-    if counted is None or not (counted.size_bytes or counted.flops):
+    flops = counted.flops or 0 if counted is not None else 0
+    if counted is None or not (0 <= counted.size_bytes < _MOST_BYTES and 0 <= flops < _MOST_FLOPS):
+        return None
+    if not (flops or counted.size_bytes):
         return None
     return OpWork(
-        flops=counted.flops or 0,
+        flops=flops,
         size_bytes=counted.size_bytes,
         dtype=call.kind,
         flops_from=NOT_KNOWN if counted.flops is None else counted.flops_from,

@@ -42,7 +42,7 @@ class OpWork:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What a rule found. None as FLOPs means that they are not known."""
+    """A rule's figures. None as FLOPs means that they are not known."""
 
     flops: int | None
     size_bytes: int
