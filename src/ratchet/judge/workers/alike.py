@@ -143,7 +143,25 @@ def _sign(moved: Tensor, other: Tensor, rng: random.Random) -> None:
         moved[where] = turned
 
 
-KINDS: Final[tuple[Change, ...]] = (_element, _swap, _swap_in_line, _row, _nudge, _nudge, _sign)
+def _zero(moved: Tensor, other: Tensor, rng: random.Random) -> None:
+    """Make an element zero, if its tensor has values on both sides: hardly any draw has one."""
+    seen = [_anywhere(moved, rng) for _ in range(LOOKED_AT)]
+    where = max(seen, key=lambda one: abs(float(moved[one])))
+    held = moved.float()
+    if moved.is_floating_point() and float(held.min()) <= 0 <= float(held.max()):
+        moved[where] = 0
+
+
+KINDS: Final[tuple[Change, ...]] = (
+    _element,
+    _swap,
+    _swap_in_line,
+    _row,
+    _nudge,
+    _nudge,
+    _sign,
+    _zero,
+)
 
 
 def _anywhere(tensor: Tensor, rng: random.Random) -> tuple[int, ...]:

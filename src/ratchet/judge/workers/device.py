@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 MOST_AT_ONCE = 1 << 30
 BLANK = 0xFF  # Every byte of an output before it is written: NaN in every float dtype
-_BLANKS = bytes([BLANK]) * (256 << 10)
+BEYOND = 0xA5
+"""Every byte between outputs: a kernel that computes beyond its inputs, where NaN lies, and writes
+the NaN beyond its outputs leaves NaN as it was."""
+_FILLED = {byte: bytes([byte]) * (256 << 10) for byte in (BLANK, BEYOND)}
 """Few enough to stay in a core's cache while they are written again and again."""
 
 
@@ -116,11 +119,11 @@ class HostBlock:
         """Its size, of whole pages."""
         return max(PAGE_BYTES, -(-self._size_bytes // PAGE_BYTES) * PAGE_BYTES)
 
-    def blank(self, begin: int = 0, end: int | None = None) -> None:
-        """Fill the block, or a part of it, with BLANK."""
-        end = self.size_bytes if end is None else end
-        for offset in range(begin, end, len(_BLANKS)):
-            self._write(offset, memoryview(_BLANKS)[: end - offset])
+    def blank(self, begin: int = 0, end: int | None = None, byte: int = BLANK) -> None:
+        """Fill the block, or a part of it, with BLANK or BEYOND."""
+        end, filled = self.size_bytes if end is None else end, _FILLED[byte]
+        for offset in range(begin, end, len(filled)):
+            self._write(offset, memoryview(filled)[: end - offset])
 
     def _write(self, offset: int, view: memoryview) -> None:
         while view:
@@ -140,9 +143,9 @@ class HostBlock:
             view, at = view[count:], at + count
         return found
 
-    def holds(self, offset: int, data: Tensor | int) -> bool:
-        """Return True if these flat bytes are there, or that many blank ones."""
-        wanted = bytes([BLANK]) * data if isinstance(data, int) else _view(data)
+    def holds(self, offset: int, data: Tensor | int, byte: int = BLANK) -> bool:
+        """Return True if these flat bytes are there, or that many of BLANK or BEYOND."""
+        wanted = bytes([byte]) * data if isinstance(data, int) else _view(data)
         return bytes(wanted) == self._read(offset, len(wanted))
 
     def places(self, spots: Sequence[tuple[int, int]]) -> bytes:

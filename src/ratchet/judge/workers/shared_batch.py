@@ -2,7 +2,8 @@
 
 It has three blocks of the device's memory: tensors that a kernel may only read; tensors that it
 changes, with their first values; and outputs, with every bit set, which is NaN in every float
-dtype. So is what lies between tensors: it shows a kernel that reads or writes beyond them. None is
+dtype. So is what lies between inputs, and another pattern lies between outputs: they show a kernel
+that reads or writes beyond them. None is
 mapped before the clock runs. The first two are secret, and a candidate could write outputs that
 need no inputs (zeros, a mask) into the third ahead of time.
 """
@@ -29,7 +30,14 @@ from ratchet.judge.sandbox.shared_memory import (
     Slot,
     span,
 )
-from ratchet.judge.workers.device import Block, HostBlock, WorkerDevice, flat_bytes
+from ratchet.judge.workers.device import (
+    BEYOND,
+    BLANK,
+    Block,
+    HostBlock,
+    WorkerDevice,
+    flat_bytes,
+)
 
 ALIGNMENT = 64
 JITTER = 64  # Tensors start at a multiple of 64 bytes, shifted by up to this many times 64 more
@@ -166,9 +174,9 @@ class SharedBatch:
         block = self._blocks[region]
         if region == OUTPUTS:
             block.blank()
-        elif isinstance(block, HostBlock):
+        if isinstance(block, HostBlock):
             for begin, end in self._gaps(region, block):
-                block.blank(begin, end)
+                block.blank(begin, end, _beyond(region))
         for tensors, slots in zip(self.inputs, self.slots, strict=True):
             for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values
                 if slot.region == region:
@@ -222,7 +230,7 @@ class SharedBatch:
     def written_beyond(self) -> bool:
         """Return True if memory has changed that belongs to no tensor."""
         return any(
-            not block.holds(begin, end - begin)
+            not block.holds(begin, end - begin, _beyond(region))
             for region, block in enumerate(self._blocks)
             if isinstance(block, HostBlock)
             for begin, end in self._gaps(region, block)
@@ -244,6 +252,11 @@ class SharedBatch:
         for block in self._blocks:
             block.close()
         self._blocks = []
+
+
+def _beyond(region: int) -> int:
+    """Return the byte that lies between a region's tensors."""
+    return BEYOND if region == OUTPUTS else BLANK
 
 
 def _span_bytes(slot: Slot) -> int:
