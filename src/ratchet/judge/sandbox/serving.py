@@ -149,6 +149,22 @@ State = Mapping[str, str]  # Names of what is left alone, with its values in wor
 ENVIRONMENT_BYTES: Final = 256  # More than any machine's fenv_t takes
 X86, ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
 SIGNALS: Final = ("SigBlk:", "SigIgn:")  # Lines of /proc/self/status
+VARIABLES: Final = (
+    *(
+        b"OMP_",
+        b"GOMP_",
+        b"MKL_",
+        b"LD_",
+        b"PATH=",
+        b"PYTHON",
+        b"HOME=",
+        b"TMPDIR=",
+        b"LANG",
+        b"LC_",
+    ),
+    *(b"CUDA_VISIBLE_DEVICES=", b"HIP_VISIBLE_DEVICES=", b"ROCR_VISIBLE_DEVICES="),
+)
+"""Beginnings of variables that programs read later; a compiler sets others of its own."""
 OPENMP: Final = ("libgomp.so.1", "libomp.so")
 MXCSR_AT: Final = 28
 LIMITS: Final = ("RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC")
@@ -177,10 +193,11 @@ def process_state() -> State:
 def _environment() -> str:
     """Return a digest of the C library's environment, which Python's may not show."""
     listed = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc(), "environ")
-    digest, at = 0, 0
+    found, at = [], 0
     while listed and (one := listed[at]):
-        digest, at = zlib.crc32(one, digest), at + 1
-    return f"{digest:08x}"
+        found += [one] if one.startswith(VARIABLES) else []
+        at += 1
+    return f"{zlib.crc32(bytes(1).join(sorted(found))):08x}"
 
 
 @functools.cache
@@ -189,9 +206,17 @@ def _libc() -> ctypes.CDLL:
 
 
 def _signals() -> str:
+    """Return the signals that are blocked or ignored and were not at first, as masks.
+
+    Libraries such as LLVM set handlers of their own, also of what Python ignores.
+    """
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        lines = [line.split() for line in file if line.startswith(SIGNALS)]
-    return ", ".join(line[1].lstrip("0") or "none" for line in lines)
+        now = [int(line.split()[1], 16) for line in file if line.startswith(SIGNALS)]
+    _first_signals.extend(now if not _first_signals else ())
+    return ", ".join(f"{one & ~first:x}" for one, first in zip(now, _first_signals, strict=True))
+
+
+_first_signals: list[int] = []
 
 
 def _openmp_threads() -> str:

@@ -152,6 +152,8 @@ class CppWorker:
 
     def _load(self, message: Message, descriptors: list[int]) -> Reply:
         self._entry = cpp.load(Path(f"/proc/self/fd/{descriptors[0]}"), message["entry"])
+        known = {name: one for name, one in self._state.items() if one}
+        self._state = {**process_state(), **known}  # OpenMP may come with the library
         return {"value": None}, []
 
     def _prepare(self, message: Message, _: list[int]) -> Reply:

@@ -86,7 +86,7 @@ FUNCTIONS = [
             or (owner is not torch and isinstance(function, FunctionType))
         ],
     )
-    for owner in (torch, torch.Tensor, torch.nn.functional, torch.nn.Module, torch.optim.Optimizer)
+    for owner in (torch, torch.Tensor, torch.nn.functional, torch.nn.Module)
 ]
 """Functions of torch that code after a call expects; torch itself replaces none of them."""
 HOOKS = (
@@ -349,31 +349,31 @@ def state_with_torch() -> State:
             if one is not None
         )
         or "nothing",
-        "the interpreter's limits": f"{sys.getrecursionlimit()}, {sys.getswitchinterval():g} s",
+        "how long a thread keeps the interpreter": f"{sys.getswitchinterval():g} s",
     }
 
 
 class SetAnew:
-    """Sees whether calls leave a generator of random numbers in one state of their own."""
+    """Sees whether calls leave a generator of random numbers in one state of their own.
+
+    It draws a number after each batch, so calls that leave the generator alone never do.
+    """
 
     def __init__(self) -> None:
-        self._first: dict[str, int] = {}
         self._last: dict[str, int] = {}
 
     def state(self) -> State:
         """Return what is told of Python's and numpy's generators, after each batch."""
         numpy_random = sys.modules.get("numpy.random")
         now = {"Python's seed": hash(random.getstate())}
+        random.random()
         if numpy_random is not None:
             kind, keys, *rest = numpy_random.get_state()
             now["numpy's seed"] = hash((kind, keys.tobytes(), *rest))
-        found = {}
-        for name, one in now.items():
-            first = self._first.setdefault(name, one)
-            is_set = first != one == self._last.get(name)
-            found[name] = "set by each call" if is_set else "free"
+            numpy_random.random_sample()
+        same = {name for name, one in now.items() if one == self._last.get(name)}
         self._last = now
-        return found
+        return {name: "set by each call" if name in same else "free" for name in now}
 
 
 def _take_files(told: Message, descriptors: list[int]) -> None:
