@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodDescriptorType
+from types import BuiltinFunctionType, MethodDescriptorType
 
 import torch
 from torch import Tensor
@@ -76,17 +76,27 @@ BUILT_IN = {"extensions": EXTENSIONS, "triton": "TRITON_CACHE_DIR"}
 """The variable that names the folder of what a candidate builds itself."""
 EMULATOR = "RATCHET_EMULATOR"  # The variable that names the emulator's library to a kernel's source
 SEED = "torch's seed"
+OF_STEPS = {
+    torch.Tensor: ("backward",),
+    torch.nn.Module: ("__call__", "train", "zero_grad", "state_dict"),
+    torch.autograd: ("backward", "grad"),
+}
+"""Functions in Python that training steps call; torch.compile replaces some of the others."""
 FUNCTIONS = [
     (
         vars(owner),
         [
             (name, function)
             for name, function in vars(owner).items()
-            if isinstance(function, BuiltinFunctionType | MethodDescriptorType)
-            or (owner is not torch and isinstance(function, FunctionType))
+            if (isinstance(function, BuiltinFunctionType | MethodDescriptorType) and named is None)
+            or (owner is torch.nn.functional and callable(function))
+            or name in (named or ())
         ],
     )
-    for owner in (torch, torch.Tensor, torch.nn.functional, torch.nn.Module)
+    for owner, named in (
+        *((one, None) for one in (torch, torch.Tensor, torch.nn.functional)),
+        *OF_STEPS.items(),
+    )
 ]
 """Functions of torch that code after a call expects; torch itself replaces none of them."""
 HOOKS = (
