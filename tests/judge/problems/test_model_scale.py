@@ -201,6 +201,21 @@ def test_a_smaller_size_is_a_multiple_of_the_power_of_two_that_still_fits(
         assert value <= most
 
 
+@pytest.mark.parametrize(
+    ("was", "others", "smaller"),
+    [
+        (384, {512, 640}, 128),
+        (512, {256, 384}, 128),  # 256 is taken
+        (640, {384, 512}, 256),
+        (3072, set(), 1024),  # not 1536, half of whose 1024 is left
+        (1920, set(), 640),  # and so do other divisors
+        (97, set(), 48),
+    ],
+)
+def test_powers_of_two_come_first(was: int, others: set[int], smaller: int) -> None:
+    assert model_scale._smaller("width", was, was, 2.0, others) == smaller
+
+
 def test_a_budget_for_the_emulator_also_shrinks_the_numbers_of_get_inputs() -> None:
     text = CONVOLUTION.replace("length = 64\n", "").replace("length, length", "224, 224")
     problem = model_problem(text, "convolution", scale="emulated", threads=1)

@@ -104,7 +104,7 @@ def _scaled(
         remedy = "judge it on a larger machine" if within else "give --scale"
         check_room(COPIES * cost.held_bytes, remedy)
         over = cost.over(budgets[within](threads)) if within else 0.0
-        if over > model_scale.MOST_OVER:
+        if over > model_scale.MOST_OVER.get(within, math.inf):
             raise KernelError(
                 f"a call takes {over:.0f} times what a verdict has room for; --scale 1 and a "
                 "longer time limit try it"

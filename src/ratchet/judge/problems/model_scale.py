@@ -69,7 +69,7 @@ KEPT_POWER = 128
 """A size stays a multiple of this power of two, or of a smaller one, if it was: kernels have blocks
 of up to so many elements."""
 MOST_TRIED = 1000  # Smaller sizes that are compared for the divisors that they keep
-MOST_OVER = 30.0
+MOST_OVER = {"auto": 30.0, "emulated": 60.0}
 """A call at a file's own sizes may take this many times the budget, if nothing is timed there."""
 
 
@@ -361,10 +361,12 @@ def _smaller(name: str, value: int, was: int, over: float, others: Collection[in
     while power > most:
         power //= 2
     tried = range(most - most % power, max(least, most // 4) - 1, -power)[:MOST_TRIED]
-    return max(
-        tried or (most,),
-        key=lambda one: (one not in others, 2 * one > most, math.gcd(one, was), one),
-    )
+
+    def worth(one: int) -> tuple[int, ...]:
+        kept = math.gcd(one, was)
+        return one not in others, 2 * one > most, kept & -kept, kept, one  # `&`: its power of two
+
+    return max(tried or (most,), key=worth)
 
 
 class _TooManyOperators(Exception):
