@@ -183,7 +183,6 @@ def begin() -> None:
         device = replace(device, name=f"{device.name} MIG 1g.10gb", units=16, memory_bytes=10 << 30)
     _begun.enter_context(SimulatedGpu(device, faults).entered())
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from triton.runtime import driver
-
+        pretended = ARCHITECTURES[triton_source.PRETENDED]
         triton_source.repair_interpreter()
-        driver.set_active(triton_source._interpreter_driver())
+        triton_source.InterpreterDriver(pretended, units=1).install()

@@ -12,8 +12,8 @@ import pytest
 
 import ratchet
 from ratchet.base.errors import LedgerError
+from ratchet.base.files import LEDGER
 from ratchet.base.ledger import Ledger
-from ratchet.base.ledger.connect import ENVIRONMENT
 from ratchet.judge.court import calls, machines
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
@@ -76,7 +76,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> StrawJudge:
 @pytest.fixture
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The ledger that the environment names."""
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "ledger.db"))
+    monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.db"))
     return tmp_path / "ledger.db"
 
 
@@ -180,11 +180,11 @@ def locked(self: Ledger, *_: object, **__: object) -> None:
 def test_a_ledger_that_is_named_must_work(
     judge: StrawJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(ENVIRONMENT, str(unusable(tmp_path)))
+    monkeypatch.setenv(LEDGER, str(unusable(tmp_path)))
     with pytest.raises(LedgerError) as caught:
         ratchet.judge(KERNEL, problem())
     assert "\n" not in str(caught.value)
-    monkeypatch.setenv(ENVIRONMENT, str(tmp_path / "ledger.db"))
+    monkeypatch.setenv(LEDGER, str(tmp_path / "ledger.db"))
     monkeypatch.setattr(Ledger, "record_verdict", locked)
     with pytest.raises(LedgerError, match="is locked"):
         ratchet.judge(KERNEL, problem())
@@ -198,7 +198,7 @@ def test_a_default_ledger_that_fails_costs_a_warning_and_no_verdict(
     caplog: pytest.LogCaptureFixture,
     fails: Callable[[Path], Path],
 ) -> None:
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    monkeypatch.delenv(LEDGER, raising=False)
     default = fails(tmp_path)
     monkeypatch.setattr("ratchet.base.files.default_ledger", lambda: default)
     monkeypatch.setattr(Ledger, "record_verdict", locked)

@@ -26,9 +26,11 @@ INTERPRETED = """
 import os
 os.environ["TRITON_INTERPRET"] = "1"
 import triton
+from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile import triton_source
 triton_source.repair_interpreter()
-triton.runtime.driver.set_active(triton_source._interpreter_driver())
+pretended = ARCHITECTURES[triton_source.PRETENDED]
+triton_source.InterpreterDriver(pretended, units=1).install()
 """
 
 
