@@ -263,6 +263,8 @@ def test_updates_of_lists_count_by_the_gradients() -> None:
     assert adamw is not None and adamw.size_bytes == 7 * 4 * elements
     matrices = lists("aten::_foreach_add_", 2, found=found, launches=1)
     assert matrices is not None and matrices.size_bytes == 3 * 4 * 64 * 64
+    squares = lists("aten::_foreach_addcmul_", 3, found=found, launches=2)
+    assert squares is not None and squares.size_bytes == 3 * 4 * elements, "of one list"
     assert lists("aten::_foreach_add_", 2, found=found, launches=9) is None
     assert lists("aten::_foreach_add_", 2, launches=1) is None
 
@@ -291,6 +293,22 @@ def test_nested_calls_count_once(tmp_path: Path) -> None:
     (row,) = roofline_of(tmp_path, nested())
     assert (row.count, row.time, row.flops) == (1, 9_000_000, 2 * 64 * 64 * 128)
     assert row.could_win == row.time - row.least
+
+
+def test_wrappers_on_a_cpu_count_once(tmp_path: Path) -> None:
+    """On a CPU, an op around another has time of its own, and no work of its own."""
+    pair = {"Input_Dims": [[64, 64], [64, 64]], "Input_type": ["float"] * 2}
+    table = {"Input_Dims": [[100, 64], [8]], "Input_type": ["float", "long int"]}
+    chosen = {"Input_Dims": [[100, 64], [], [8]], "Input_type": ["float", "Scalar", "long int"]}
+    events = [
+        mt.op("ratchet::linear", 0, 60, **pair), mt.op("aten::mm", 5, 50, **pair),
+        mt.op("aten::embedding", 100, 60, **table),
+        mt.op("aten::index_select", 105, 50, **chosen, Concrete_Inputs=["", "0", ""]),
+    ]  # fmt: skip
+    rows = roofline_of(tmp_path, events)
+    assert {row.name for row in rows if row.known} == {"aten::mm", "aten::index_select"}
+    assert sum(row.time for row in rows) == 120_000, "and no time is lost"
+    assert sum(row.flops for row in rows) == 2 * 64**3
 
 
 def test_what_runs_inside_a_product_is_the_products(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import get_args
 
 import numpy as np
@@ -37,24 +38,23 @@ class Owned:
         self._place = np.full(len(trace), -1, dtype=np.int64)
         self._place[trace.ops.row] = np.arange(trace.ops.row.size)
         self._work: list[OpWork | None] = []
-        owner = self._owners()
+        owner, self.counts = self._owners()
         self.owner = np.where(self.op >= 0, owner[np.maximum(self.op, 0)], -1)
         self.category = self._categories(communication)
         """By piece of work, a place in `CATEGORIES`."""
 
     def work_of(self, row: int) -> OpWork | None:
-        """Return the least work of an op; None if it is not known."""
-        return (
-            self._work[signature] if row >= 0 and (signature := self.signature[row]) >= 0 else None
-        )
+        """Return the least work of an op; None if it is not known, or counted inside it."""
+        signature = self.signature[row] if row >= 0 and self.counts[row] else -1
+        return self._work[signature] if signature >= 0 else None
 
     def written(self, row: int) -> tuple[str, str]:
         """Return an op's name and shapes."""
         dims = self.trace.ops.dims[self._place[row]]
         return self.trace.string(row), self.trace.strings[dims]
 
-    def _owners(self) -> Int64:
-        """Find the owner of each op's work, by row of the trace."""
+    def _owners(self) -> tuple[Int64, Bool]:
+        """Find the owner of each op's work and whether its own counts, by row of the trace."""
         trace, links, table = self.trace, self.links, self.trace.ops
         busy = np.zeros(len(trace), dtype=bool)
         busy[self.op[self.op >= 0]] = True
@@ -64,7 +64,7 @@ class Owned:
             busy[above[(above >= 0) & busy[inner]]] = True
         used = np.flatnonzero(busy[table.row])
         if not used.size:
-            return np.full(len(trace), -1, dtype=np.int64)
+            return np.full(len(trace), -1, dtype=np.int64), np.zeros(len(trace), dtype=bool)
         first, group = alike(
             trace.text[table.row[used]], table.dims[used], table.types[used], table.concrete[used]
         )
@@ -72,13 +72,8 @@ class Owned:
         firsts = used[first]
         self._work = self._works(firsts)
         rules = [rule_of(trace.string(table.row[at])) for at in firsts]
-        return _owners(
-            links,
-            self.signature,
-            np.array([one.flops if one else 0 for one in self._work], dtype=np.float64),
-            np.array([one is not None for one in self._work]),
-            np.array([one is not None and one[0] in PRODUCTS for one in rules]),
-        )
+        product = np.array([one is not None and one[0] in PRODUCTS for one in rules])
+        return _owners(links, self.signature, self._work, product)
 
     def _works(self, firsts: NDArray[np.intp]) -> list[OpWork | None]:
         trace, table = self.trace, self.trace.ops
@@ -118,33 +113,40 @@ class Owned:
 
 
 def _owners(
-    links: Links, signature: Int64, flops: NDArray[np.float64], known: Bool, product: Bool
-) -> Int64:  # fmt: skip
-    """Return for each op the one whose row its work belongs to; each piece counts once.
+    links: Links, signature: Int64, works: Sequence[OpWork | None], product: Bool
+) -> tuple[Int64, Bool]:
+    """Return for each op the one whose work it is part of, and whether its own work counts.
 
-    Of products inside one another, the one with the most FLOPs is meant, of equals the innermost;
-    all inside it is its own.
+    Of calls inside one another that are the same work, one counts: of products the one with the
+    most FLOPs, of others the one with the most bytes, of equals the innermost. All that runs inside
+    a product is its own.
     """
-    size = signature.size
-    has = signature >= 0
-    place = np.maximum(signature, 0)
-    is_known, is_product = known[place] & has, product[place] & has
-    amount = np.where(is_product, flops[place], -1.0)
-    inside = np.full(size, -1.0)
-    owner = np.arange(size, dtype=np.int64)
+    has, place = signature >= 0, np.maximum(signature, 0)
+    known = np.array([one is not None for one in works])[place] & has
+    is_product = product[place] & known
+    flops = np.array([one.flops if one else 0 for one in works], dtype=np.float64)[place]
+    size = np.array([one.size_bytes if one else 0 for one in works], dtype=np.float64)[place]
     above = links.parent_op
     levels = [links.chosen[level] for level in links.tree.levels]
-    for level in reversed(levels):
-        inner = level[above[level] >= 0]
-        np.maximum.at(inside, above[inner], np.maximum(inside[inner], amount[inner]))
-    is_product &= amount > inside
-    is_known &= is_product | (amount < 0)
+
+    def largest(amount: NDArray[np.float64]) -> Bool:
+        inside = np.full(signature.size, -1.0)
+        for level in reversed(levels):
+            inner = level[above[level] >= 0]
+            most = np.maximum(inside[inner], amount[inner])
+            np.maximum.at(inside, above[inner], most)
+        return np.asarray(amount > inside)
+
+    is_product &= largest(np.where(is_product, flops, -1.0))
+    other = known & ~product[place]
+    counts = is_product | (other & largest(np.where(other, size, -1.0)))
+    owner = np.arange(signature.size, dtype=np.int64)
     for level in levels:
         inner = level[above[level] >= 0]
         outer = owner[above[inner]]
-        kept = is_product[outer] | (~is_known[inner] & is_known[outer])
+        kept = is_product[outer] | (~counts[inner] & counts[outer])
         owner[inner[kept]] = outer[kept]
-    return owner
+    return owner, counts
 
 
 def _gradient_shapes(trace: Trace) -> list[Shape]:

@@ -162,8 +162,10 @@ def roofline(owned: Owned, ceilings: Rooflines | None = None) -> tuple[RooflineR
     ceilings = ceilings or paper_ceilings(trace)
     paths = dict(zip(owner.tolist(), module_paths(trace, links, owner), strict=True))
     # Work without an op is grouped by its own name.
-    signature = np.where(owner >= 0, owned.signature[np.maximum(owner, 0)], -1)
-    _, group = alike(signature, np.where(owner >= 0, -1, trace.text[rows]))
+    op = np.maximum(owner, 0)
+    signature = np.where(owner >= 0, owned.signature[op], -1)
+    name = np.where(owner >= 0, -1, trace.text[rows])
+    _, group = alike(signature, name, (owner >= 0) & owned.counts[op])
     made = []
     for own in groups(group):
         chief = int(own[np.argmax(time[own])])

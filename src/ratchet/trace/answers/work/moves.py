@@ -321,8 +321,8 @@ _UNARY = (
     "tanh asinh acosh atanh erf erfc erfinv sigmoid silu gelu relu relu6 hardtanh hardswish "
     "hardsigmoid leaky_relu elu selu celu mish softplus logit reciprocal sign floor ceil round "
     "trunc frac bitwise_not nan_to_num square positive conj_physical angle hardshrink softshrink "
-    "log_sigmoid_forward threshold tril triu flip roll clone contiguous digamma lgamma i0 "
-    "channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im cumsum cumprod _to_copy sgn"
+    "log_sigmoid_forward threshold tril triu flip roll digamma lgamma i0 "
+    "channel_shuffle pixel_shuffle pixel_unshuffle im2col col2im cumsum cumprod sgn"
 )
 _BINARY = (
     "add sub rsub mul div true_divide floor_divide remainder fmod pow atan2 maximum minimum fmax "

@@ -105,6 +105,7 @@ def update(call: Call, found: Gradients, launches: int) -> Counted | None:
         return Counted(flops * known[0], size, how, how)
     if call.base.endswith(("_zero", "_copy")):
         return Counted(0, count * known[0] * width, how, how)
-    read = sum(one or known[0] for one in known)
+    # Adam squares the gradient: both factors of `addcmul` are one list, which is read once.
+    read = sum(one or known[0] for one in known[: 2 if "addcmul" in call.base else None])
     writes = 0 if call.base.endswith(_READS_ALONE) else known[0]
     return Counted(count * known[0], (read + writes) * width, how, how)
