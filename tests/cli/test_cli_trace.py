@@ -148,13 +148,14 @@ def test_diff_adds_up(said, trace: Path, tmp_path: Path) -> None:
     found = json.loads(said("diff", trace, other, "--json"))
     rows = sum(row["change"] for row in found["rows"])
     assert rows == sum(row["change"] for row in found["groups"]) == 18_000
+    assert rows == sum(row["change"] for row in found["categories"])
     assert rows + found["hidden_change_ns"] + found["idle_change_ns"] == found["window_change_ns"]
     assert sum(found["identity_change_ns"].values()) == found["window_change_ns"]
     page = tmp_path / "diff.html"
     text = said("diff", trace, other, "--out", page, "--parquet", tmp_path / "tables")
     assert "Slower: 1" in text and "slower.json" in page.read_text()
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {
-        "rows.parquet", "groups.parquet", "identity.parquet",
+        "rows.parquet", "groups.parquet", "identity.parquet", "categories.parquet",
     }  # fmt: skip
 
 
