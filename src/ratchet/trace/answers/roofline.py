@@ -164,8 +164,8 @@ def roofline(owned: Owned, ceilings: Rooflines | None = None) -> tuple[RooflineR
     # Work without an op is grouped by its own name.
     op = np.maximum(owner, 0)
     signature = np.where(owner >= 0, owned.signature[op], -1)
-    name = np.where(owner >= 0, -1, trace.text[rows])
-    _, group = alike(signature, name, (owner >= 0) & owned.counts[op])
+    own_name = np.where(owner >= 0, -1, trace.text[rows])
+    _, group = alike(signature, own_name, (owner >= 0) & owned.counts[op])
     made = []
     for own in groups(group):
         chief = int(own[np.argmax(time[own])])
