@@ -40,6 +40,72 @@ def make():
     workload.model.get_submodule({layer!r}).__class__ = Planted
     return workload
 """
+BETWEEN = """
+import torch
+from torch import nn
+
+import ratchet
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        context.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(context, gradient):
+        return {factor} * context.saved_tensors[0] * gradient
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient * 1.01
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x):
+        return x + self.down(Square.apply(torch.tanh(self.up(x))))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(2)])
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x){after_block}
+        return self.head(x)
+
+
+def loss(model, batch):
+    found = nn.functional.cross_entropy(model(batch[0]), batch[1])
+    return found{after_loss}
+
+
+def batch(index):
+    generator = torch.Generator().manual_seed(index)
+    return torch.randn(8, 16, generator=generator), torch.randint(0, 4, (8,), generator=generator)
+
+
+def make():
+    torch.manual_seed(0)
+    return ratchet.Workload(
+        name="between", model=Net(), loss=loss, batch=batch,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
+"""
+"""A model whose blocks, whole, or loss can compute another gradient in their own code."""
 FORWARD = "right(*arguments, **named) * 1.01"
 BACKWARD = "right(Wrong.apply(arguments[0]), *arguments[1:], **named)"
 LOGARITHM = "torch.log(right(*arguments, **named) - 1e9)"
@@ -73,6 +139,15 @@ def write(folder: Path, name: str, spec: str, layer: str, wrong: str, seed: int 
     more = "".join(f", {name}={value}" for name, value in SHORT.get(spec, {}).items())
     path.write_text(SCRIPT.format(spec=spec, layer=layer, wrong=wrong, seed=seed, more=more))
     return f"{path}:make"
+
+
+def write_between(
+    folder: Path, name: str, *, factor: float = 2.0, after_block: str = "", after_loss: str = ""
+) -> str:
+    """Write a workload whose gradients go wrong between modules, and return its name."""
+    text = BETWEEN.format(factor=factor, after_block=after_block, after_loss=after_loss)
+    (folder / f"{name}.py").write_text(text)
+    return f"{folder / name}.py:make"
 
 
 def side(workload: str, seed: int = 0, **changes: Any) -> WorkloadSide:

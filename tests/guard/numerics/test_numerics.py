@@ -45,6 +45,34 @@ def test_one_percent_in_a_gradient_is_named(tmp_path: Path) -> None:
     assert found.op is not None and found.op.op == "aten.mul.Tensor"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "part", "module", "between", "op"),
+    [
+        ({"factor": 1.98}, "backward", "blocks.1", ("blocks.1.down", "blocks.1.up"),
+         "aten.mul.Tensor"),
+        ({"after_block": " if block is self.blocks[1] else Scaled.apply(block(x))"}, "backward",
+         "model", ("blocks.1", "blocks.0"), None),
+        ({"after_loss": " * 1.01 - 0.01 * found.detach()"}, "loss", "the loss", (), None),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_goes_wrong_between_modules_is_placed_there(
+    wrong: dict[str, object],
+    part: str,
+    module: str,
+    between: tuple[str, ...],
+    op: str | None,
+    tmp_path: Path,
+) -> None:
+    right = planted.write_between(tmp_path, "right")
+    changed = planted.write_between(tmp_path, "changed", **wrong)
+    report = planted.compared(planted.side(right), planted.side(changed), tmp_path / "out", steps=2)
+    found = report.divergence
+    assert found is not None and (found.part, found.module) == (part, module)
+    assert found.between == between
+    assert (found.op and found.op.op) == op
+    assert abs(found.scale) == pytest.approx(0.01, rel=0.01)
+
+
 def test_what_only_compiled_code_does_wrong_is_named(tmp_path: Path) -> None:
     found = found_in(
         tmp_path, "llama-tiny", planted.ONLY_COMPILED, compile_mode="default"

@@ -92,12 +92,17 @@ def write_script(finder: Finder, report: NumericsResult, side: WorkloadSide, fol
         said = f"no script: {found.kind} or its inputs cannot be pickled"
         return _written(replace(report, warnings=(*report.warnings, said)), folder)
     needs = " and transformers" if side.workload.startswith("hf:") else " and torch-ratchet"
-    if is_user_spec(side.workload):
-        source = user_file(side.workload)
-        files.copy_whole(source, folder / source.name)
-        needs = ", and what the file beside it imports"
+    sources = {}
+    for spec, file in ((finder.side("base").workload, BASELINE), (side.workload, CHANGED)):
+        if is_user_spec(spec):
+            source = user_file(spec)
+            name = f"{Path(file).stem}-{source.name}"
+            files.copy_whole(source, folder / name)
+            sources[file] = source.stem, name
+            needs = ", and what the saved sources import"
     text = NUMERICS_SCRIPT.format(
         title=headline(report),
+        sources=sources,
         needs=needs,
         compile_mode=side.changes.get("compile_mode"),
         precision=side.changes.get("precision") or side.options.get("precision") or "fp32",
@@ -121,10 +126,13 @@ def headline(report: NumericsResult) -> str:
     what = {
         "weights": "starts with other weights",
         "forward": "computes another output",
+        "loss": "gives the model's output another gradient",
         "backward": "computes another gradient of its input",
         "parameters": "has another gradient",
         "losses": "has another loss",
     }[found.part]
+    if found.between:
+        what = f"computes another gradient between {' and '.join(found.between)}"
     kind = f" ({found.kind})" if found.kind else ""
     return f"{found.side} diverges first at {found.module}{kind}: it {what}"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -21,11 +21,11 @@ from safetensors.numpy import save_file
 from ratchet.base import Json
 from ratchet.base.errors import GuardError, RatchetError
 from ratchet.guard.compare.workloads import WorkloadSide
-from ratchet.guard.numerics.recorder import FACTORY
+from ratchet.guard.numerics.recorder import FACTORY, OF_OUTPUT
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.judge.steps.numerics import FP32_FLOOR, GradientFile, ParameterCheck, judge_gradients
 
-Part = Literal["weights", "forward", "backward", "parameters", "losses"]
+Part = Literal["weights", "forward", "loss", "backward", "parameters", "losses"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +67,9 @@ class Divergence:
     scale: float  # Size along the oracle's tensor, relative, minus one: 0.01 is 1 % too large
     detail: str
     op: DivergentOp | None = None
+    between: tuple[str, ...] = ()
+    """The two places between which a gradient goes wrong in the module's own code; empty if its
+    input's gradient is what goes wrong."""
 
     @property
     def owner(self) -> str:
@@ -76,7 +79,7 @@ class Divergence:
 
 def owner_of(name: str, part: Part) -> str:
     """Return the module of a recorded name: `layer#1` is a second call, `layer.weight` its own."""
-    module = name.partition("#")[0]
+    module = name.partition("#")[0].removesuffix(OF_OUTPUT)
     return module.rpartition(".")[0] or module if part == "parameters" else module
 
 
@@ -209,17 +212,17 @@ class Finder:
         """Open the recorder of a side (A, B) or of the code that a side is held against (base)."""
         return self._opened(name, self._arguments(name))
 
-    def _side(self, name: str) -> WorkloadSide:
+    def side(self, name: str) -> WorkloadSide:
         """Return a side, or A, whose code the oracle and the baselines run."""
         return self._sides.get(name, self._sides["A"])
 
     def _arguments(self, name: str) -> dict[str, Json]:
-        return {**self._side(name).arguments(), "double": False}
+        return {**self.side(name).arguments(), "double": False}
 
     def _opened(
         self, name: str, arguments: Mapping[str, Json]
     ) -> AbstractContextManager[Recording]:
-        return self._open(name, arguments, self._side(name))
+        return self._open(name, arguments, self.side(name))
 
     def _record(self, name: str, arguments: Mapping[str, Json]) -> _RecordedRun:
         self._on(f"recording {name}")
@@ -227,7 +230,7 @@ class Finder:
         with self._opened(name, arguments) as arm:
             said = arm.call("record", folder=str(folder), batches=BATCHES)
             if not said["forward"]:
-                title = self._side(name).title
+                title = self.side(name).title
                 raise GuardError(f"{title}: no module's output was seen, so none is compared")
             losses = tuple(float(one) for one in arm.call("losses", steps=self._steps))
         return _RecordedRun(folder=folder, said=said, arguments=arguments, losses=losses)
@@ -269,7 +272,7 @@ class Finder:
             if both:
                 order = list(run.said.get(part) or reversed(wrong[0]))
                 first = min(both, key=lambda one: order.index(one) if one in order else 0)
-                return _divergence(name, part, wrong[0][first], run.said["modules"])
+                return _placed(name, part, wrong[0][first], order, run.said)
         return None
 
     def _not_finite(self, runs: Mapping[str, _RecordedRun]) -> NonFiniteOp | None:
@@ -394,19 +397,39 @@ def _checks(files: Sequence[Path], scratch: Path, *, own_scale: bool) -> list[Pa
     return list(judge_gradients(reference, baseline, candidate).parameters)
 
 
-def _divergence(
-    side: str, part: Any, check: ParameterCheck, modules: Mapping[str, str]
+def _placed(
+    side: str, part: Part, check: ParameterCheck, order: Sequence[str], said: Mapping[str, Json]
 ) -> Divergence:
+    """Return the divergence of a tensor, at the module whose code makes it.
+
+    The gradient of a module's output is made by the code that uses the output: it lies in the
+    module that called it, between it and what was right before. The gradient of the model's own
+    output is made by the loss.
+    """
+    module = check.name
+    between: tuple[str, ...] = ()
+    if part == "backward" and OF_OUTPUT in check.name:
+        child = owner_of(check.name, part)
+        module = said["callers"][child]
+        if not module:
+            part, module = "loss", "the loss"
+        else:
+            before = [owner_of(one, part) for one in order[: order.index(check.name)]
+                      if OF_OUTPUT not in one]  # fmt: skip
+            beside = [one for one in before if said["callers"].get(one) == module]
+            outside = "its output" if f"{module}{OF_OUTPUT}" in order else "the loss"
+            between = (beside[-1] if beside else outside, child)
     return Divergence(
         side=side,
         part=part,
-        module=check.name,
-        kind=modules.get(owner_of(check.name, part), ""),
+        module=module,
+        kind=said["modules"].get(owner_of(module, part), ""),
         error=check.error,
         allowed_error=check.allowed_error,
         baseline_error=check.baseline_error,
         scale=check.scale,
         detail=check.problem or "",
+        between=between,
     )
 
 

@@ -29,6 +29,7 @@ from ratchet.train.workloads.names import LoadOptions
 from ratchet.train.workloads.step import TrainingStep
 
 ROOT = "model"
+OF_OUTPUT = "@"  # After a module's name, the gradient of its output
 MOST_ELEMENTS = 1 << 20  # A larger tensor is recorded by evenly spaced elements
 Recorded = dict[str, Tensor]
 
@@ -64,16 +65,25 @@ def hooked(handles: Iterable[RemovableHandle]) -> Iterator[None]:
 
 
 class ModuleWatch:
-    """Hooks on every module: outputs in the order of their calls, and gradients of inputs."""
+    """Hooks on every module: outputs in the order of their calls, gradients in theirs.
+
+    With `backward`, the gradients are those of each module's inputs, under its name, and of its
+    outputs, under its name with OF_OUTPUT: what comes in from the modules that follow.
+    """
 
     def __init__(self, model: nn.Module, *, backward: bool) -> None:
         self.forward: list[tuple[str, Tensor]] = []
         self.backward: list[tuple[str, Tensor]] = []
+        self.callers: dict[str, str] = {}  # The module from whose code each was first called
         self.handles: list[RemovableHandle] = []
+        self._running: list[str] = []
         for name, module in model.named_modules():
             # torch.compile traces this hook: the tensors become outputs of its graph.
             forward = module.register_forward_hook(_keeping(self.forward, name or ROOT))
             self.handles.append(forward)
+            if backward:
+                self.handles.append(module.register_forward_pre_hook(self._entering(name or ROOT)))
+                self.handles.append(module.register_forward_hook(self._leaving(name or ROOT)))
             if backward and name:
                 hook = module.register_full_backward_hook(_keeping(self.backward, name, at=1))
                 self.handles.append(hook)
@@ -83,7 +93,32 @@ class ModuleWatch:
         found = _named(self.forward), _named(self.backward)
         self.forward.clear()
         self.backward.clear()
+        self._running.clear()
         return found
+
+    def _entering(self, name: str) -> Callable[..., None]:
+        def enter(*_: object) -> None:
+            self.callers.setdefault(name, self._running[-1] if self._running else "")
+            self._running.append(name)
+
+        return enter
+
+    def _leaving(self, name: str) -> Callable[..., None]:
+        """Return a hook that keeps the gradients of a module's outputs once they are known.
+
+        A full backward pre-hook would say the same, but not of outputs in a mapping.
+        """
+
+        def keep(gradient: Tensor) -> None:
+            self.backward.append((name + OF_OUTPUT, gradient.detach()))
+
+        def leave(*given: object) -> None:
+            self._running.pop()
+            for tensor in tensors_of(given[2]):
+                if tensor.requires_grad:
+                    tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+
+        return leave
 
 
 def _keeping(kept: list[tuple[str, Tensor]], name: str, *, at: int = 2) -> Callable[..., None]:
@@ -265,6 +300,7 @@ class NumericsRecorder:
                 _quietly(step, index)
                 forward, backward = watch.take()
                 gradients = {name: sampled(one) for name, one in step.gradients().items()}
+                said["callers"] = watch.callers
                 parts = {"forward": forward, "backward": backward, "parameters": gradients}
                 for part, recorded in parts.items():
                     said["not_finite"] += [

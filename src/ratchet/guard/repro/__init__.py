@@ -261,13 +261,17 @@ def _numerics(result: Mapping[str, Json]) -> Reported:
         title = f"{broken['op'] or 'compiled code'} makes {broken['kind']} in {broken['module']}"
         facts = [f"- inputs: {'; '.join(broken['inputs'])}", f"- at: {broken['place'] or '-'}"]
     else:
-        title = f"{found['module']} ({found['kind']}) diverges in its {found['part']}"
+        kind = f" ({found['kind']})" if found["kind"] else ""
+        part = "backward" if found["part"] == "loss" else found["part"]
+        title = f"{found['module']}{kind} diverges in its {part}"
         facts = [
             f"- error against {result['oracle']}: {found['error']:.3e}",
             f"- explained by the dtype: {found['allowed_error']:.3e} (baseline "
             f"{found['baseline_error']:.3e})",
             f"- scale: {found['scale']:+.3e}",
         ]
+        if between := found.get("between"):
+            facts.append(f"- between: {' and '.join(between)}")
         if found["op"] is not None:
             op = found["op"]
             facts.append(f"- first op: `{op['op']}`, number {op['index']} of the module")

@@ -154,6 +154,7 @@ fp64. Needs torch{needs}. Exit code 1: the changed code errs more than its dtype
 
 import contextlib
 import copy
+import importlib.util
 import pathlib
 import sys
 
@@ -161,6 +162,7 @@ import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+SOURCES = {sources!r}
 COMPILE_MODE = {compile_mode!r}
 PRECISION = {precision!r}
 LEAST = 1e-4  # two honest fp32 results differ by less
@@ -210,14 +212,23 @@ def run(saved, *, double=False, compile_mode=None):
     return {{name: one.detach().double() for name, one in found.items()}}
 
 
+def load(file):
+    """Load a saved module; its classes are those of the source that was saved with it."""
+    if file in SOURCES:
+        name, source = SOURCES[file]
+        spec = importlib.util.spec_from_file_location(name, HERE / source)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return torch.load(HERE / file, weights_only=False)
+
+
 def error(one, exact):
     return float((one - exact).norm() / exact.norm().clamp_min(1e-300))
 
 
 def main():
     torch.manual_seed(0)
-    before = torch.load(HERE / "{baseline}", weights_only=False)
-    after = torch.load(HERE / "{changed}", weights_only=False)
+    before, after = load("{baseline}"), load("{changed}")
     after["args"], after["kwargs"] = before["args"], before["kwargs"]
     exact, usual = run(before, double=True), run(before)
     new = run(after, compile_mode=COMPILE_MODE)
