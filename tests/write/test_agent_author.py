@@ -201,6 +201,23 @@ def test_nonsense_ends_after_a_few_turns(ledger: Path, progress: Progress) -> No
     assert {one.status for one in exchanges(ledger)} == {"malformed"}
 
 
+@pytest.mark.parametrize(
+    ("budget", "left_s", "said"),
+    [
+        (AgentBudget(seconds=60.0), 0.0, "it was never asked: the run had no time left"),
+        (AgentBudget(tokens=300), 60.0, "it was never asked: no question fits its budget of tok"),
+    ],
+)
+def test_an_agent_that_was_never_asked_says_so(
+    budget: AgentBudget, left_s: float, said: str, ledger: Path, progress: Progress
+) -> None:
+    with server.serving(server.answer("")) as served:
+        author = make_author(served.url, ledger, budget=budget)
+        progress.left_s = left_s
+        assert author.propose(progress, 4) == [] and author.ended.startswith(said)
+    assert served.requests == []
+
+
 def test_nonsense_for_the_whole_budget_ends_with_it(ledger: Path, progress: Progress) -> None:
     budget = AgentBudget(tokens=20_000)
     with server.serving(server.answer("42 " * 50, usage=(3000, 3000))) as served:

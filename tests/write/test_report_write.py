@@ -214,8 +214,28 @@ def test_a_right_kernel_that_is_not_proven_is_written_and_named_so(
     text = " ".join(capsys.readouterr().out.split())
     assert text.startswith(f"Not proven. Correct: {why}") and "kernel-not-proven.cpp" in text
     assert "Not proven. Correct" in render_write_page(slow)
+    assert "measured by a verdict, not proven, 98.3 % interval" in text and "confirmed" not in text
     again = write_files(RESULT, tmp_path)
     assert "kernel_not_proven" not in again and not Path(paths["kernel_not_proven"]).exists()
+
+
+def test_right_kernels_that_got_no_verdict_are_kept_and_told(tmp_path: Path) -> None:
+    """The best of the screened is written; it is neither proven nor lost."""
+    left = changed(best=None, rows=ROWS[:4], status="not_judged", unjudged=key("c"))
+    paths = write_files(left, tmp_path)
+    assert Path(paths["kernel_not_judged"]) == tmp_path / "kernel-not-judged.cpp"
+    assert Path(paths["kernel_not_judged"]).read_text() == "// c"
+    assert headline(left).startswith("Not judged: the run ended before a verdict")
+    page = render_write_page(left)
+    assert "No right kernel" not in page and "confirmed by" not in page
+    write_files(RESULT, tmp_path)
+    assert not Path(paths["kernel_not_judged"]).exists()
+
+
+def test_a_verdict_that_was_not_passed_is_told() -> None:
+    failed = row("c", None, 5, stage="judged", status="timed_out", reason="late", parents=())
+    result = changed(best=None, status="none", rows=(*ROWS[:1], failed))
+    assert headline(result) == "No kernel for made_up passed its verdict: timed out: late"
 
 
 def test_a_verdict_of_the_ledger_is_marked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from ratchet.write import roster, write
 from ratchet.write.author import Author, Progress, Proposal
 from ratchet.write.form import UnsupportedOp
 from ratchet.write.outcome import failed_result
-from ratchet.write.problem_run import TURN_SHARE, RunEvent
+from ratchet.write.problem_run import TURN_SHARE, ProblemRun, RunEvent
 from ratchet.write.roster import Setting
 from ratchet.write.search import SearchAuthor
 from ratchet.write.write import Asked, write_all
@@ -93,6 +93,19 @@ def test_a_run_ends_with_a_confirmed_kernel_and_all_answers_in_the_ledger(
     assert book(court).kernel(result.best.kernel_hash).source == result.best.source
     assert book(court).run(result.run[:8]).ended == "finished"
     assert result.best.kernel_hash in result.sources
+
+
+def test_a_budget_that_ends_before_a_verdict_keeps_the_kernel_that_was_screened_best(
+    made_up: MadeUpCourt, court: Court, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProblemRun, "confirm", lambda self: None)  # as if no time were left
+    result = write.write(made_up_problem(), REQUEST, court=court)
+    right = [one for one in result.rows if one.status == "screened"]
+    assert (result.status, result.best, result.judged) == ("not_judged", None, 0)
+    newest = {one.kernel_hash: one for one in right}
+    assert result.unjudged == max(newest.values(), key=lambda one: one.ratio or 0.0).kernel_hash
+    assert result.unjudged in result.sources
+    assert "the run ended before a verdict" in result.notes[0]
 
 
 def test_a_wide_fleet_screens_more_at_once_and_gives_planned_verdicts_together(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -81,7 +82,13 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
     answers = [] if work is None else work.progress.answers
     verdicts = [state.recalled] if state.recalled else [] if work is None else work.verdicts
     best = _best(answers, verdicts)
+    left = None if running or best is not None else unjudged(answers)
     why = "" if work is None or running or state.recalled else why_nothing(work)
+    if left is not None:
+        why = (
+            "the run ended before a verdict on a kernel that was right when it was screened: judge "
+            "the one that was screened best with `ratchet judge`, or raise --budget"
+        )
     device, versions = state.court.judged_on(request.judged_device)
     stopped: Stopped | None = (
         "recalled" if state.recalled else None if work is None else work.stopped
@@ -91,8 +98,9 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
         problem=state.problem.name,
         problem_hash=state.problem.hash,
         running=running,
-        status="none" if best is None else best.status,
+        status=best.status if best else "not_judged" if left else "none",
         best=best,
+        unjudged=left.kernel_hash if left else "",
         stopped=stopped,
         budget_s=request.budget_s,
         spent_s=0.0 if work is None else work.spent_s,
@@ -102,7 +110,7 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
         floor_s=state.floor_s,
         authors=_author_rows(state, answers),
         rows=tuple(answers),
-        sources=_sources(answers, best),
+        sources=_sources(answers, best.kernel_hash if best else left.kernel_hash if left else ""),
         device=device,
         versions=versions,
         command=state.command,
@@ -160,9 +168,17 @@ def _author_rows(state: Writing, answers: Sequence[Answer]) -> tuple[AuthorRow, 
     )
 
 
-def _sources(answers: Sequence[Answer], best: WrittenKernel | None) -> dict[str, str]:
+def unjudged(answers: Sequence[Answer]) -> Answer | None:
+    """Return the kernel that was screened best of those that are right and have no verdict."""
+    newest = {one.kernel_hash: one for one in answers}.values()
+    right = [one for one in newest if one.stage == "screened" and one.status in RIGHT]
+    right.sort(key=lambda one: (-(one.ratio or 0.0), one.static_rank or (math.inf,)))
+    return right[0] if right else None
+
+
+def _sources(answers: Sequence[Answer], best: str) -> dict[str, str]:
     """Return the sources of the best kernel, its ancestors, and some that were screened best."""
-    ancestors = ancestry(answers, best.kernel_hash) if best else []
+    ancestors = ancestry(answers, best) if best else []
     right = [one for one in answers if one.status in RIGHT and one.ratio is not None]
     right.sort(key=lambda one: one.ratio or 0.0, reverse=True)
     return {one.kernel_hash: one.kernel.source for one in (*ancestors, *right[:SHOWN])}

@@ -50,6 +50,7 @@ from ratchet.write.writing_result import WritingResult, WrittenKernel
 
 ENDINGS: Final = {"cpp": ".cpp", "hip": ".hip"}  # Every other language is Python's
 NOT_PROVEN: Final = "kernel-not-proven"
+NOT_JUDGED: Final = "kernel-not-judged"
 PAGE = "report.html"
 
 
@@ -67,7 +68,8 @@ def write_files(result: WritingResult, out: Path) -> dict[str, str]:
     """Write the files of a run that has ended; return the paths by kind.
 
     A kernel that is proven, or right where nothing can time it, is `kernel.*`; one that is right
-    and not proven is `kernel-not-proven.*`. A proven one of an earlier run stays beside the latter.
+    and not proven is `kernel-not-proven.*`, and one that was only screened `kernel-not-judged.*`. A
+    proven one of an earlier run stays beside the latter two.
     """
     paths = {"result": out / "result.json", "page": out / PAGE}
     texts = {
@@ -75,13 +77,18 @@ def write_files(result: WritingResult, out: Path) -> dict[str, str]:
         paths["page"]: render_write_page(result),
     }
     with contextlib.suppress(OSError):  # the writes below say what is wrong with the folder
-        for old in out.glob(f"{NOT_PROVEN}.*"):
+        for old in (*out.glob(f"{NOT_PROVEN}.*"), *out.glob(f"{NOT_JUDGED}.*")):
             old.unlink()
     if result.best is not None:
         stands = result.status == "proven" or untimed(result.best)
-        kind, stem = ("kernel", "kernel") if stands else ("kernel_not_proven", NOT_PROVEN)
-        kernel = out / f"{stem}{ENDINGS.get(result.best.language, '.py')}"
-        paths, texts = {kind: kernel, **paths}, {kernel: result.best.source, **texts}
+        stem = "kernel" if stands else NOT_PROVEN
+        found = [(stem, result.best.language, result.best.source)]
+    else:
+        left = [one.kernel for one in result.rows if one.kernel_hash == result.unjudged][:1]
+        found = [(NOT_JUDGED, one.language, one.source) for one in left]
+    for stem, language, source in found:
+        kernel = out / f"{stem}{ENDINGS.get(language, '.py')}"
+        paths, texts = {stem.replace("-", "_"): kernel, **paths}, {kernel: source, **texts}
     files.write_all({path: text.encode() for path, text in texts.items()})
     return {kind: str(path) for kind, path in paths.items()}
 
@@ -204,7 +211,10 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
 
 def _speedups(result: WritingResult) -> list[m.Tile]:
     if result.best and measured_speedups(result.best.verdict.speedup):
-        return speedup_tiles(result.best.verdict.speedup, "confirmed by a verdict, ")
+        proven = result.status == "proven"
+        said = "confirmed by a verdict" if proven else "measured by a verdict, not proven"
+        tiles = speedup_tiles(result.best.verdict.speedup, f"{said}, ")
+        return tiles if proven else [replace(one, look="undecided") for one in tiles]
     yet = " yet" if result.running else ""
     said = "only a verdict of its own gives a kernel's speed-up"
     return [m.Tile(f"no confirmed speed-up{yet}", "", said, "undecided")]
@@ -222,7 +232,7 @@ def _verdict(best: WrittenKernel) -> m.ReportSection:
 
 
 def _progress(result: WritingResult) -> m.ReportSection | None:
-    label = "Screened and confirmed speed-ups over the {}; the table has the numbers"
+    label = "Screened speed-ups and those of verdicts over the {}; the table has the numbers"
     plots = [
         m.section(title, m.Figure("plot", plot, label.format(over), "progress"))
         for title, over, by_time in (
@@ -313,6 +323,14 @@ def headline(result: WritingResult) -> str:
             return f"Writing kernels for {result.problem}"
         if result.stopped == "interrupted":
             return f"Interrupted before a verdict on a kernel for {result.problem}"
+        if result.unjudged:
+            return f"Not judged: the run ended before a verdict on a kernel for {result.problem}"
+        if judged := [row for row in result.rows if row.stage == "judged"]:
+            last = judged[-1]
+            return (
+                f"No kernel for {result.problem} passed its verdict: "
+                f"{show_status(last.status)}: {last.reason}"
+            )
         return f"No right kernel for {result.problem}"
     ratio = best.verdict.speedup.vs_reference
     if result.status == "proven" and ratio:

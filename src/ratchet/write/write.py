@@ -200,7 +200,7 @@ class RegionRow(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
     problem_hash: str
     gain_s: float
-    status: str  # A verdict's, `none` without a right kernel, or `not_reached`
+    status: str  # A run's (`WritingResult.status`), or `not_reached`
     reason: str
     ratio: float | None = None  # The verdict's ratio to the reference
     low: float | None = None

@@ -93,8 +93,10 @@ class WritingResult(msgspec.Struct, frozen=True, kw_only=True):
     problem_hash: str
     running: bool = False
     status: str = "none"
-    """The best kernel's: `proven`, `correct`, ...; `none` if no kernel is right."""
+    """The best kernel's: `proven`, `correct`, ...; `not_judged` if kernels were screened as right
+    and the run ended before a verdict on one; `none` if no kernel is right."""
     best: WrittenKernel | None = None
+    unjudged: str = ""  # Hash of the kernel that was screened best; empty unless `not_judged`
     stopped: Stopped | None = None  # Why the search ended; None while it goes on
     budget_s: float
     spent_s: float = 0.0

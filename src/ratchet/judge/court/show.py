@@ -334,7 +334,8 @@ def tone(status: str) -> str:
     """Return a status's tone for colouring: `yes`, `no`, or empty for neither."""
     if status == "proven":
         return "yes"
-    return "" if status in ("correct", "screened", "unanswered", "not_reached", "none") else "no"
+    neither = ("correct", "screened", "unanswered", "not_judged", "not_reached", "none")
+    return "" if status in neither else "no"
 
 
 def show_speedup(ratio: Ratio) -> str:

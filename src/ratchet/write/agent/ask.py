@@ -144,6 +144,7 @@ class Purse:
     def __init__(self, budget: AgentBudget) -> None:
         self.budget = budget
         self.tokens, self.usd = 0, 0.0
+        self.asked = False  # True once a question went out
         self._held_tokens, self._held_usd = 0, 0.0
         self._began_s: float | None = None
         self._until_s = math.inf
@@ -199,6 +200,14 @@ class Purse:
             left = (self.budget.tokens or 0) - self.tokens - self._held_tokens - prompt_tokens
             by_tokens = self.budget.tokens is not None and left < LEAST_COMPLETION_TOKENS
             return "tokens" if by_tokens else "money"
+
+    def why_over(self, limit: str) -> str:
+        """Return a limit that is reached as a line; it says so if no question ever went out."""
+        if self.asked:
+            return f"its budget of {limit} is used up"
+        if limit == "time":
+            return "it was never asked: the run had no time left for a question"
+        return f"it was never asked: no question fits its budget of {limit}"
 
     def _room(self, prompt_tokens: int) -> int:
         """Return the completion tokens that fit beside a prompt."""
@@ -324,8 +333,9 @@ class Asker:
         started_at, began_s = utc_now(), time.monotonic()
         if not granted or limit_s <= 0:
             limit = self._purse.spent(prompt) or "time"
-            reply = Reply(status="no_budget", reason=f"its budget of {limit} is used up")
+            reply = Reply(status="no_budget", reason=self._purse.why_over(limit))
         else:
+            self._purse.asked = True
             reply = self._within(question)
         usage = reply.usage
         price = self._purse.budget.usd_of(usage.prompt_tokens, usage.completion_tokens)

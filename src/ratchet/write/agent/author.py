@@ -79,6 +79,7 @@ class AgentAuthor:
             for exchange in context.book.of_run(context.run):  # before this process
                 self._reached = self._reached or exchange.status in HEARD
                 purse.settle(0, 0, exchange.usage)
+                purse.asked = True
 
     @property
     def name(self) -> str:
@@ -107,7 +108,7 @@ class AgentAuthor:
             if found or self._over or session.ended:
                 break
             if limit := self._purse.spent():
-                self._over = f"its budget of {limit} is used up"
+                self._over = self._purse.why_over(limit)
                 break
             found = self._turn(session, progress, min(count, self._samples))
             if barren == BARREN_TURNS and not found:
