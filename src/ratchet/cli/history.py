@@ -15,6 +15,7 @@ commands = group(
     "history", "Follow results over commits: change points, incidents, import and export."
 )
 
+MOST_LEFT_OUT = 5
 Only = Annotated[
     str, typer.Option("--only", metavar="REGEX", help="Only series whose name matches.")
 ]
@@ -104,15 +105,19 @@ def import_(
         unit=unit,
         better="higher" if higher_is_better else "lower",
     )
+    left_out: list[str] = []
     with working(f"reading {path}"):
-        results = read_results(path, defaults)  # before a ledger is made
+        results = read_results(path, defaults, left_out.append)  # before a ledger is made
         with Ledger.open(ledger) as opened:
             found = ObservationBook(opened).record(results)
             place = opened.place
     there = f"; {found.known} that it held already were skipped" if found.known else ""
+    more = f"; and {len(left_out) - MOST_LEFT_OUT} more" if len(left_out) > MOST_LEFT_OUT else ""
+    without = f"; {len(left_out)} without a result: " if left_out else ""
     _say(
-        {"imported": found.added, "skipped": found.known, "ledger": place},
-        f"{found.added} results from {path} in {place}{there}",
+        {"imported": found.added, "skipped": found.known, "left_out": left_out, "ledger": place},
+        f"{found.added} results from {path} in {place}{there}{without}"
+        f"{'; '.join(left_out[:MOST_LEFT_OUT])}{more}",
         as_json,
     )
 

@@ -16,6 +16,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import ObservationBook
 from ratchet.guard.history import analyse, analyse_one, gather
 from ratchet.guard.history.incidents import Incident, follow, incidents, mark
+from ratchet.guard.history.show import shift_words
 
 
 @pytest.fixture
@@ -75,6 +76,24 @@ def test_a_new_environment_without_effect_hides_nothing() -> None:
     assert one.new_environments == (30,)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "change", "words"),
+    [
+        (-1.0, 1.0, 2.0, "-1 to 1"),
+        (-2.0, -1.0, 0.5, "-2 to -1"),
+        (0.0, 1.0, math.inf, "0 to 1"),
+        (1.0, 1.2, 0.2, "+20.0%"),
+    ],
+)
+def test_a_level_that_is_not_above_0_has_no_share(
+    before: float, after: float, change: float, words: str
+) -> None:
+    (found,) = analyse(gather(rows([before] * 20 + [after] * 20)))
+    (shift,) = found.shifts
+    assert (shift.kind, shift_words(shift)) == ("regression", words)
+    assert shift.change == pytest.approx(change)
+
+
 def test_higher_is_better_turns_the_answer_round() -> None:
     observed = [replace(one, better="higher") for one in rows(noisy(4, factor=1.1))]
     (one,) = analyse(gather(observed))
@@ -89,6 +108,22 @@ def test_one_commit_is_one_incident_over_all_metrics(book: ObservationBook) -> N
     assert len(one.series) == 3
     assert one.state == "open"
     assert one.revision in {revision_of(at) for at in (59, 60, 61)}
+
+
+def test_other_series_do_not_change_how_sure_a_commit_is() -> None:
+    """Another project's commits lie between ours, at the same times."""
+    own = rows(noisy(3, factor=1.02), benchmark="ours")
+    (alone,) = incidents(analyse(gather(own)))
+    assert len(alone.series[0].among) > 1, "its place is in doubt"
+    others = [
+        replace(one, benchmark=name, revision=f"{name} {one.revision}")
+        for name, factor in (("theirs", 1.0), ("stranger", 1.2))
+        for one in rows(noisy(4, factor=factor), benchmark=name)
+    ]
+    found = incidents(analyse(gather(own + others)))
+    (ours,) = [one for one in found if one.series[0].key.startswith("ours")]
+    assert (ours.revision, ours.series[0].among) == (alone.revision, alone.series[0].among)
+    assert [one.key.partition(" ")[0] for one in ours.series] == ["ours"]
 
 
 def test_the_life_of_an_incident(book: ObservationBook) -> None:

@@ -116,6 +116,22 @@ def test_a_file_that_is_imported_again_counts_once(
     assert "200 that it held already were skipped" in capsys.readouterr().out
 
 
+def test_an_import_says_what_it_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = [{"name": f"b{at}", "error_occurred": True, "error_message": "x"} for at in range(7)]
+    ran = {"name": "ok", "real_time": 1, "cpu_time": 1}
+    document = {"context": {"date": "2026-01-01"}, "benchmarks": [ran, *failed]}
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    words = ["history", "import", str(tmp_path / "run.json"), "--ledger", str(tmp_path / "l.db")]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert "2 results" in text and "7 without a result: b0: it failed (x); b1" in text
+    assert "and 2 more" in text
+    assert main([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["left_out"]) == 7
+
+
 def test_an_export_that_cannot_hold_all_says_so(
     filled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

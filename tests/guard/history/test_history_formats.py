@@ -97,7 +97,9 @@ def test_an_asv_folder_with_parameters_and_failures(tmp_path: Path) -> None:
         " [1.1, null, null]], "
         '"a.track_y": [null], "a.NaN": [[2.0]]}}'
     )
-    first, second = _read(tmp_path)
+    told: list[str] = []
+    first, second = read_results(tmp_path, ImportDefaults(), told.append)
+    assert told == ["a.time_x(2): it failed at abc", "a.track_y: it failed at abc"]
     assert (first.benchmark, first.value, first.low, first.high) == ("a.time_x(1)", 1.0, 0.9, 1.1)
     assert first.unit == "s"
     assert (second.benchmark, second.value) == ("a.NaN", 2.0)
@@ -123,6 +125,21 @@ def test_google_benchmark_repetitions(tmp_path: Path) -> None:
     (one,) = _read(path, ImportDefaults(revision="abc"))
     assert (one.value, one.low, one.high) == pytest.approx((2e-6, 1e-6, 3e-6))
     assert (one.revision, one.device) == ("abc", "h")
+
+
+def test_google_benchmark_runs_without_a_time_are_told(tmp_path: Path) -> None:
+    run = {"run_type": "iteration", "real_time": 1, "cpu_time": 1}
+    failed = {"name": "bad", "error_occurred": True, "error_message": "boom"}
+    passed_over = {"name": "not here", "skipped": True, "skip_message": "no GPU"}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"benchmarks": [{"name": "ok", **run}, failed, passed_over]}))
+    told: list[str] = []
+    found = list(read_results(path, ImportDefaults(committed_at="2026-01-01"), told.append))
+    assert {one.benchmark for one in found} == {"ok"}
+    assert told == ["bad: it failed (boom)", "not here: it was skipped (no GPU)"]
+    path.write_text(json.dumps({"benchmarks": [failed]}))
+    with pytest.raises(HistoryError, match=r"no figure \(bad: it failed \(boom\)\)"):
+        list(read_results(path, ImportDefaults(committed_at="2026-01-01")))
 
 
 def test_what_a_format_cannot_hold_is_counted(tmp_path: Path) -> None:

@@ -119,8 +119,8 @@ class Shift:
 
     @property
     def change(self) -> float:
-        """Return the relative change of the level: 0.02 is 2 % more."""
-        return self.after / self.before - 1 if self.before else math.inf
+        """Return the change over the size of the level before: 0.02 is 2 % more, also below 0."""
+        return (self.after - self.before) / abs(self.before) if self.before else math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,8 +52,14 @@ class AsvResults(msgspec.Struct, kw_only=True):
     version: int = 2
 
 
-def read_asv(folder: Path) -> Iterator[Observation]:
-    """Yield the figures of an asv results folder; failed benchmarks are left out.
+LeftOut = Callable[[str], None]
+"""Hears of each result that a file names and that has no figure, with the reason."""
+
+
+def read_asv(folder: Path, left_out: LeftOut = lambda _: None) -> Iterator[Observation]:
+    """Yield the figures of an asv results folder.
+
+    `left_out` hears of each benchmark that failed. One that asv skipped (NaN) has no result.
 
     Raises:
         HistoryError: the folder holds no results, or a file is not as asv writes it.
@@ -70,7 +76,7 @@ def read_asv(folder: Path) -> Iterator[Observation]:
             "folder for each machine"
         )
     for path in found:
-        yield from _of_file(path, units)
+        yield from _of_file(path, units, left_out)
 
 
 def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
@@ -157,7 +163,7 @@ def _asv_names(rows: Iterable[Observation]) -> dict[str, str]:
     return found
 
 
-def _of_file(path: Path, units: dict[str, str]) -> Iterator[Observation]:
+def _of_file(path: Path, units: dict[str, str], left_out: LeftOut) -> Iterator[Observation]:
     found = _decoded(path, AsvResults)
     at = {name: place for place, name in enumerate(found.result_columns)}
     if "result" not in at:
@@ -170,10 +176,12 @@ def _of_file(path: Path, units: dict[str, str]) -> Iterator[Observation]:
         combinations = _combinations(params, path)
         lows, highs = (_listed(_cell(row, at, f"stats_ci_99_{end}")) for end in "ab")
         for place, value in enumerate(values):
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                continue
             which = combinations[place] if place < len(combinations) else str(place)
             benchmark = f"{name}({which})" if which else name
+            if value is None:
+                left_out(f"{benchmark}: it failed at {found.commit_hash[:10]}")
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                continue
             low, high = _finite(lows, place), _finite(highs, place)
             check_interval(float(value), low, high, f"{path}: {benchmark}")
             yield Observation(
@@ -248,6 +256,18 @@ class GoogleRow(msgspec.Struct, kw_only=True):
     cpu_time: float | None = None
     time_unit: str = "ns"
     error_occurred: bool = False
+    error_message: str = ""
+    skipped: bool = False
+    skip_message: str = ""
+
+    @property
+    def fault(self) -> str:
+        """Return why the run has no time; empty if it has one."""
+        if self.error_occurred:
+            return f"it failed ({self.error_message or 'without a message'})"
+        if self.skipped:
+            return f"it was skipped ({self.skip_message or 'without a message'})"
+        return "" if self.real_time is not None or self.cpu_time is not None else "it has no time"
 
 
 class GoogleFile(msgspec.Struct, kw_only=True):
@@ -255,8 +275,12 @@ class GoogleFile(msgspec.Struct, kw_only=True):
     context: dict[str, object] = {}
 
 
-def read_google(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
+def read_google(
+    path: Path, defaults: ImportDefaults, left_out: LeftOut = lambda _: None
+) -> Iterator[Observation]:
     """Yield the real and CPU time of each benchmark: the median of its repetitions.
+
+    `left_out` hears of each run without a time.
 
     The commit is the `revision` (or `commit`, `git_hash`) that `--benchmark_context` put there, or
     the default.
@@ -272,6 +296,9 @@ def read_google(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
     named = (context.get(key) for key in ("revision", "commit", "git_hash"))
     revision = next((str(one) for one in named if one), defaults.revision)
     time = defaults.committed_at or as_utc(str(context.get("date", "")), str(path))
+    for row in found.benchmarks:
+        if row.fault:
+            left_out(f"{row.name}: {row.fault}")
     for name, rows in _by_name(found.benchmarks).items():
         for metric in ("real_time", "cpu_time"):
             times = [_seconds(one, metric, path) for one in rows]
@@ -335,7 +362,7 @@ def _by_name(rows: Iterable[GoogleRow]) -> dict[str, list[GoogleRow]]:
     aggregates: dict[str, list[GoogleRow]] = {}
     for row in rows:
         name = row.run_name or row.name
-        if row.error_occurred:
+        if row.fault:
             continue
         if row.run_type == "iteration":
             found[name].append(row)
@@ -359,27 +386,39 @@ def _is_binary(path: Path) -> bool:
 ResultsFormat = Literal["csv", "asv", "google"]
 
 
-def read_results(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
+def read_results(
+    path: Path, defaults: ImportDefaults, left_out: LeftOut | None = None
+) -> Iterator[Observation]:
     """Return the figures of a file, of which the first is read.
 
     A folder is asv's, .json Google-benchmark's, all else CSV.
 
+    `left_out` hears of each result that the file names and that has no figure.
+
     Raises:
         HistoryError: the file is in none of these formats, or holds no figure.
     """
+    faults: list[str] = []
+
+    def leave_out(fault: str) -> None:
+        faults.append(fault)
+        if left_out is not None:
+            left_out(fault)
+
     if path.is_dir():
-        found = read_asv(path)
+        found = read_asv(path, leave_out)
     elif why := files.why_not_file(path):
         raise HistoryError(f"{path} {why}: give a CSV or JSON file, or an asv results folder")
     elif _is_binary(path):  # it may be one line of gigabytes
         raise HistoryError(f"{path} is binary: give a CSV or JSON file, or an asv results folder")
     elif path.suffix.lower() == ".json":
-        found = read_google(path, defaults)
+        found = read_google(path, defaults, leave_out)
     else:
         found = read_csv(path, defaults)
     first = next(found, None)
     if first is None:
-        raise HistoryError(f"{path} holds no figure: nothing to read")
+        why = f" ({faults[0]})" if faults else ""
+        raise HistoryError(f"{path} holds no figure{why}: nothing to read")
     return itertools.chain([first], found)
 
 

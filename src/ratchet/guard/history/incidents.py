@@ -28,7 +28,7 @@ _STATES: dict[IncidentEventName, IncidentState] = {
 class RegressedSeries:
     key: str
     shift: Shift
-    among: tuple[str, ...]  # The commits, one of which brought the regression
+    among: tuple[str, ...]  # Its own commits, one of which brought the regression
     revision: str  # The likeliest of them
     back: bool  # The newest level is nearer to the one before the incident
 
@@ -68,7 +68,7 @@ def incidents(analysed: Sequence[AnalysedSeries]) -> list[Incident]:
     times = {
         r: t for one in analysed for r, t in zip(_revisions(one), one.series.times, strict=True)
     }
-    waiting = [found for one in analysed for found in _regressed(one, ranks)]
+    waiting = [found for one in analysed for found in _regressed(one)]
     result = []
     while waiting:
         fits = Counter(name for one in waiting for name in one.among)
@@ -167,14 +167,14 @@ def mark(
     return replace(marked, state=_STATES[event])
 
 
-def _regressed(one: AnalysedSeries, ranks: dict[str, int]) -> list[RegressedSeries]:
-    names, revisions = list(ranks), _revisions(one)
+def _regressed(one: AnalysedSeries) -> list[RegressedSeries]:
+    revisions = _revisions(one)
     newest = [level for _, _, level in one.levels()]
     return [
         RegressedSeries(
             key=one.series.key,
             shift=shift,
-            among=tuple(names[ranks[revisions[shift.first]] : ranks[revisions[shift.last]] + 1]),
+            among=tuple(dict.fromkeys(revisions[shift.first : shift.last + 1])),
             revision=revisions[shift.index],
             back=abs(newest[-1] - shift.before) < abs(newest[-1] - shift.after),
         )

@@ -36,9 +36,7 @@ INCIDENTS = (
     m.Column("incident", "id"),
     m.Column("state", "state", lambda state: m.Span(state, f"state-{state.replace(' ', '-')}")),
     m.Column("commit", lambda one: _commit(one)),
-    m.number(
-        "change", lambda one: show_change(one.series[0].shift.change) if one.series else ABSENT
-    ),
+    m.number("change", lambda one: shift_words(one.series[0].shift) if one.series else ABSENT),
     m.why("why", lambda one: _worst(one), on="terminal"),
     m.why("series", lambda one: _keys(one), on="page"),
 )
@@ -137,7 +135,7 @@ def _tile(one: AnalysedSeries, names: Mapping[tuple[str, int], str]) -> SeriesTi
         title=f"{series.benchmark} · {series.metric}",
         device=series.device,
         level=show_value(levels[-1][-1], series.unit),
-        words="" if newest is None else f"{newest.kind} {show_change(newest.change)}",
+        words="" if newest is None else f"{newest.kind} {shift_words(newest)}",
         tone="regression" if one.regressed else newest.kind if newest else "quiet",
         points=dots(
             (across.percent(at), 100 - scale.percent(value))
@@ -177,7 +175,7 @@ def _marks(
     """Yield where the level or the environment changed: place, look, and what a reader hovers."""
     for shift in shifts:
         incident = names.get((one.series.key, shift.index), "")
-        said = f"{shift.kind} {show_change(shift.change)}"
+        said = f"{shift.kind} {shift_words(shift)}"
         yield shift.index - 0.5, shift.kind, said + (f", incident {incident}" if incident else "")
     known = {shift.index for shift in shifts}
     for at in one.new_environments:
@@ -205,8 +203,7 @@ def _keys(one: Incident) -> m.Inline:
     """Return the series of an incident, each a link that opens it."""
     link = Markup('<a href="#{}">{}</a> {}<br>')
     shown = [
-        link.format(_anchor(each.key), each.key, show_change(each.shift.change))
-        for each in one.series
+        link.format(_anchor(each.key), each.key, shift_words(each.shift)) for each in one.series
     ]
     more = len(shown) - MOST_KEYS
     return m.Span(Markup("").join(shown[:MOST_KEYS]) + (f"and {more} more" if more > 0 else ""))
@@ -222,10 +219,17 @@ def _shifts(one: AnalysedSeries) -> str:
     said = []
     for shift in one.shifts[-2:]:
         at = short_revision(series.revisions[shift.index] or series.times[shift.index])
-        said.append(f"{shift.kind} {show_change(shift.change)} at {at}")
+        said.append(f"{shift.kind} {shift_words(shift)} at {at}")
     if series.left_out:
         said.append(f"{series.left_out} values are no finite number")
     return "; ".join(said)
+
+
+def shift_words(shift: Shift) -> str:
+    """Format a change: +2.1%, or both levels where one is not above 0 and a share says nothing."""
+    if shift.before > 0 and shift.after > 0:
+        return show_change(shift.change)
+    return f"{shift.before:.4g} to {shift.after:.4g}"
 
 
 def left_out_words(found: Exported) -> str:
