@@ -64,9 +64,9 @@ def check_imports(
                 own += 1
             elif _is_of_repository(name, path, checkout):
                 raise GuardError(
-                    f"{side} imports {name} from {file}, which is not {checkout.title}: name no "
-                    "folder of yours in the command or its path, and let the build install with "
-                    "the `pip` or `python` that it finds on PATH"
+                    f"{side} imports {name} from {file}, which is not {checkout.title}: give a "
+                    "build that installs it with the first `pip` or `python` on PATH, and name no "
+                    "folder of yours in the command"
                 )
     if own:
         return ""
