@@ -231,7 +231,7 @@ def _rivalry() -> Any:
     opened = SimpleNamespace(
         ask=ask,
         clock=SimpleNamespace(left_s=9.0, reference_limit_s=9.0),
-        cases=[SimpleNamespace(bytes=1.0)],
+        cases=[SimpleNamespace(flops=1.0, bytes=1.0)],
     )
     return SimpleNamespace(opened=opened, record=Record())
 
