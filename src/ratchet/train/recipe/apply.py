@@ -36,7 +36,7 @@ from ratchet.train.recipe.ranks import (
 )
 from ratchet.train.recipe.slots import update_slot
 from ratchet.train.workloads.config import AUTOCAST, StepConfig, default_of
-from ratchet.train.workloads.updates import writes_gradients
+from ratchet.train.workloads.updates import why_not_foreach
 from ratchet.train.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -235,10 +235,9 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
 
 def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepConfig:
     """Drop the settings that would change a script's meaning, with a warning."""
-    if config.optimizer == "foreach" and any(map(writes_gradients, optimizers)):
-        _warn(
-            "the optimizer's update stays as written: foreach adds Nesterov's momentum to `.grad`"
-        )
+    why = next(filter(None, map(why_not_foreach, optimizers)), "")
+    if config.optimizer == "foreach" and why:
+        _warn(f"the optimizer's update stays as written: {why}")
         config = msgspec.structs.replace(config, optimizer="as_written")
     left_out = {name: one.not_in_scripts for name, _, one in config.changed() if one.not_in_scripts}
     for name, why in left_out.items():

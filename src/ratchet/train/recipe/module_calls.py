@@ -54,9 +54,11 @@ SLOT = "_compiled_call_impl"
 class ModuleCall:
     """A module's call in a recipe's precision, compiled if the recipe says so.
 
-    It acts where gradients are recorded. Everywhere else, and inside another torch.compile, the
-    module runs as written. Results have the dtype that they have without autocast, unless the
-    script is in autocast itself.
+    It acts where gradients are recorded. In a bf16 recipe it acts on passes without gradients too:
+    a loss may compare the two, as the ratio of PPO and GRPO does, and then the same weights must
+    not compute in two arithmetics. Everywhere else, and inside another torch.compile, the module
+    runs as written. Results have the dtype that they have without autocast, unless the script is
+    in autocast itself.
 
     A module `alone`, whose step Ratchet does not see, also runs as written in evaluation mode, in
     the first step, which shows how it is differentiated, and from its first run by the recipe on
@@ -109,11 +111,11 @@ class ModuleCall:
             self._as_written
             or torch.compiler.is_compiling()
             or is_transformed()
-            or not torch.is_grad_enabled()
+            or not (torch.is_grad_enabled() or self._config.precision in AUTOCAST)
             or (self._alone and not module.training)
         ):
             return module._call_impl(*arguments, **named)  # type: ignore[no-untyped-call]
-        self.was_called = True
+        self.was_called |= torch.is_grad_enabled()
         if self._alone and not self._has_run:
             return self._run_first(arguments, named)
         return self._run(arguments, named)
@@ -226,9 +228,10 @@ def memory_slots(
 
 
 def compile_module(module: nn.Module, config: StepConfig, device_type: str) -> ModuleCall:
-    """Run a module by a recipe from now on, in training mode and where gradients are recorded.
+    """Run a module by a recipe from now on, in training mode.
 
-    A later call takes the place of an earlier one. Returns the module's call.
+    Passes without gradients run as written, unless the recipe is in bf16. A later call takes the
+    place of an earlier one. Returns the module's call.
     """
     module = without_ddp(module)
     options = compile_options(config)

@@ -46,13 +46,16 @@ fp32 vector, as `torch.nn.utils.spectral_norm` has them."""
 class LoweredWeights(TorchFunctionMode):
     """Read fp32 weights of two or more dimensions as bf16, where gradients are recorded.
 
-    It acts within autocast alone, so a region of `autocast(enabled=False)` keeps fp32 weights.
-    torch.compile traces it, and one graph casts each weight once.
+    A pass that begins without gradients reads them so too. A region without gradients inside of
+    another pass does not: there a module may edit its weights. It acts within autocast alone, so a
+    region of `autocast(enabled=False)` keeps fp32 weights. torch.compile traces it, and one graph
+    casts each weight once.
     """
 
     def __init__(self, device_type: str) -> None:
         super().__init__()
         self.device_type = device_type
+        self.recording = torch.is_grad_enabled()
 
     def __torch_function__(
         self,
@@ -76,7 +79,8 @@ class LoweredWeights(TorchFunctionMode):
         return func(*args, **named)
 
     def _acts(self) -> bool:
-        return torch.is_grad_enabled() and torch.is_autocast_enabled(self.device_type)
+        as_begun = torch.is_grad_enabled() == self.recording
+        return as_begun and torch.is_autocast_enabled(self.device_type)
 
 
 def lowered_forward(module: nn.Module, device_type: str) -> Callable[..., object]:

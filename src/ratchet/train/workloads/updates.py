@@ -37,15 +37,20 @@ def has_implementation(optimizer: Optimizer, kind: str, model: nn.Module) -> boo
     return type(optimizer) in classes and not unfit_parameters(optimizer, model)
 
 
-def writes_gradients(optimizer: Optimizer) -> bool:
-    """Return True if a foreach update leaves its own work in `.grad`, which the plain one does not.
+def why_not_foreach(optimizer: Optimizer) -> str:
+    """Return why an optimizer's update cannot be foreach, as a clause; empty if it can.
 
-    Torch adds Nesterov's momentum in place there. On a GPU, foreach is what runs as written.
+    Torch refuses a learning rate that is a tensor, and adds Nesterov's momentum in place to
+    `.grad`, where the plain update leaves no work of its own. On a GPU, foreach is what runs as
+    written.
     """
-    return any(
-        bool(group.get("nesterov")) and any(not one.is_cuda for one in group["params"])
-        for group in optimizer.param_groups
-    )
+    for group in optimizer.param_groups:
+        numbers = (group.get("lr"), *group.get("betas", ()))
+        if any(isinstance(one, Tensor) for one in numbers) and not group.get("capturable"):
+            return "foreach takes no learning rate or betas that are tensors"
+        if group.get("nesterov") and any(not one.is_cuda for one in group["params"]):
+            return "foreach adds Nesterov's momentum to `.grad`"
+    return ""
 
 
 def unfit_parameters(optimizer: Optimizer, model: nn.Module) -> str:
