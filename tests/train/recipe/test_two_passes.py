@@ -68,7 +68,10 @@ def recipe(model: nn.Module, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("precision", ["bf16_autocast", "bf16_master"])
 @pytest.mark.parametrize("form", ["step", "model"])
-def test_a_pass_without_gradients_computes_as_the_one_with_them(precision: str, form: str) -> None:
+def test_a_pass_without_gradients_computes_as_the_one_with_them(
+    precision: str, form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ratchet")
     made = policy()
     model, optimizer, ratios = made
     step, own = step_of(made), recipe(model, precision=precision)
@@ -79,6 +82,8 @@ def test_a_pass_without_gradients_computes_as_the_one_with_them(precision: str, 
     for index in range(3):
         step(own_recipes.batch(index))
     assert ratios == [0.0, 0.0, 0.0]
+    (said,) = caplog.messages
+    assert said.endswith("stay as written: a loss that compares the two sees the difference")
     x = own_recipes.batch(0)
     exact = Tokens()
     exact.load_state_dict(model.state_dict())

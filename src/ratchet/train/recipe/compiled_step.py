@@ -21,7 +21,13 @@ from torch.optim import Optimizer
 
 from ratchet.base.errors import told
 from ratchet.train.recipe.first_call import WATCHING, Seen, recurrent_in, watch
-from ratchet.train.recipe.module_calls import ModuleCall, attention, compile_options, memory_slots
+from ratchet.train.recipe.module_calls import (
+    STAY,
+    ModuleCall,
+    attention,
+    compile_options,
+    memory_slots,
+)
 from ratchet.train.recipe.script_state import RAISED, Marks, numbers
 from ratchet.train.recipe.slots import (
     Attribute,
@@ -158,6 +164,7 @@ class CompiledStep:
         self._seen = seen
         if self._config.precision in AUTOCAST and not seen.autocast:
             self._kept = KeptTensors(seen.modules)
+            log.info("ratchet: the step computes in bf16, and passes outside of it %s", STAY)
         self._install(seen)
         return result
 

@@ -49,6 +49,7 @@ from ratchet.train.workloads.lowered import mixed_precision
 # change, is imported by what needs it.
 log = logging.getLogger("ratchet")
 SLOT = "_compiled_call_impl"
+STAY = "stay as written: a loss that compares the two sees the difference"
 
 
 class ModuleCall:
@@ -154,6 +155,9 @@ class ModuleCall:
                 told(error),
             )
             self._as_written = True
+        if self._config.precision in AUTOCAST and not self._as_written:
+            name = type(module).__name__
+            log.info("ratchet: %s computes in bf16, and passes in evaluation mode %s", name, STAY)
         self._has_run = True
         return result
 
