@@ -16,7 +16,10 @@ import pytest
 from commands_guard import mistake
 from noisy_repository import git
 
+from ratchet.base.errors import GuardError
 from ratchet.cli import main
+from ratchet.guard.checkouts import Checkout
+from ratchet.guard.checkouts.provenance import check_imports
 
 FAST, SLOW = 1000, 2500
 BENCH = "import {name}\nprint('steps:', {name}.WORK)\n"
@@ -221,6 +224,24 @@ def test_compare_sets_each_revision_up_in_its_own_environment(
     found = json.loads(capsys.readouterr().out)
     assert found["answer"] == "slower" and found["warnings"] == []
     assert _files(layout) == before
+
+
+def test_environments_and_repositories_in_a_checkout_are_not_of_it(tmp_path: Path) -> None:
+    tree, root = tmp_path / "tree", tmp_path / "checkout"
+    root.mkdir()
+    git(root, "init", "--quiet")
+    for mark in ("env/pyvenv.cfg", "conda/conda-meta", "submodule/.git"):
+        (tree / mark).parent.mkdir(parents=True)
+        (tree / mark).touch()
+    checkout = Checkout(title="x", root=root, folder=root, own=(root,), trees=(tree,))
+
+    def checked(file: str) -> str:
+        return check_imports([{"a.b": str(tree / file)}], checkout, "A", "python")
+
+    for file in ("env/src/a/b.py", "conda/lib/a/b.py", "submodule/a/b.py", "site-packages/a/b.py"):
+        assert checked(file) == "it imports nothing of its checkout"
+    with pytest.raises(GuardError, match=r"A imports a\.b from .*/tree/a/b\.py, which is not x"):
+        checked("a/b.py")
 
 
 def test_modules_of_others_are_nobodys_business(

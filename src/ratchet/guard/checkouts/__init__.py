@@ -84,6 +84,8 @@ class Checkouts:
         below = folder / self.below
         below = below if below.is_dir() else folder
         made = self._place / f"{name}.made"
+        if self._environments and not made.exists():  # built before there were environments
+            done.unlink(missing_ok=True)
         environment = self._environment(made, python, folder, below, whole=done.exists())
         if not done.exists():
             why = ""

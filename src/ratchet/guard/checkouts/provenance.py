@@ -25,6 +25,8 @@ _SCRIPT = "__main__"  # A script is chosen by its path, so it may lie anywhere
 _STARTUP = ("sitecustomize", "usercustomize")
 _COPIED = {"third_party", "thirdparty", "vendor", "vendored", "_vendor", "external", "extern"}
 """Folders that hold other projects' code."""
+_OF_OTHERS = (".git", "pyvenv.cfg", "conda-meta")
+"""Found in the root of a folder that is not of the repository around it."""
 _PYTHON = re.compile(r"python[\d.]*")
 
 
@@ -91,10 +93,20 @@ def _is_of_repository(name: str, file: Path, checkout: Checkout) -> bool:
         return True  # another checkout, or what was built from it
     if name == _SCRIPT:
         return False
-    for tree in checkout.trees:
-        if file.is_relative_to(tree) and not set(INSTALLED) & set(file.relative_to(tree).parts):
-            return True
+    if any(_is_in_tree(file, tree) for tree in checkout.trees):
+        return True
     return any(_holds(path, name) for path in checkout.paths) or _is_installed(file, checkout.root)
+
+
+def _is_in_tree(file: Path, tree: Path) -> bool:
+    """Return whether a file is of a user's folder, and not of an environment or a repository in it.
+
+    Virtual environments, conda's and submodules lie there often.
+    """
+    if not file.is_relative_to(tree) or set(INSTALLED) & set(file.relative_to(tree).parts):
+        return False
+    inner = file.parents[: len(file.relative_to(tree).parts) - 1]
+    return not any((one / mark).exists() for one in inner for mark in _OF_OTHERS)
 
 
 def _holds(folder: Path, name: str) -> bool:

@@ -146,7 +146,7 @@ def hook(torch: ModuleType) -> None:
     register_optimizer_step_post_hook(after_step)
 
 
-def tell_imports() -> None:
+def tell_imports(folder: str) -> None:
     """Write the names of this process's modules with their files."""
     files = {}
     for name, module in list(sys.modules.items()):
@@ -155,18 +155,19 @@ def tell_imports() -> None:
             run = own.get("__spec__") if name == "__main__" else None  # by `python -m`
             files[run.name if run else name] = os.path.abspath(file)
     with contextlib.suppress(OSError):
-        descriptor, _ = tempfile.mkstemp(suffix=".json", dir=os.environ[IMPORTS])
+        descriptor, _ = tempfile.mkstemp(suffix=".json", dir=folder)
         with os.fdopen(descriptor, "w") as out:
             json.dump(files, out)
 
 
 def tell_imports_at_the_end() -> None:
     """Tell them however the process ends, unless by a signal."""
-    atexit.register(tell_imports)
+    folder = os.environ[IMPORTS]  # a script may clear it
+    atexit.register(tell_imports, folder)
     leave = os._exit  # ends forks, and some scripts, without what was registered
 
     def tell_and_leave(status: int) -> NoReturn:
-        tell_imports()
+        tell_imports(folder)
         leave(status)
 
     os._exit = tell_and_leave
