@@ -170,7 +170,8 @@ def test_a_run_killed_in_its_verdict_confirms_when_it_is_resumed(
 def test_ctrl_c_ends_with_what_is_known(made_up: MadeUpCourt, court: Court) -> None:
     follow = stop_after(7, KeyboardInterrupt)
     result = write.write(made_up_problem(), REQUEST, court=court, follow=follow)
-    assert result.stopped == "interrupted" and result.best is None and result.status == "none"
+    assert result.stopped == "interrupted" and result.best is None
+    assert result.status == "not_judged" and "--resume" in result.notes[0]
     assert 0 < result.screened < 32
     assert book(court).run(result.run).ended == "interrupted"
     found = book(court).unfinished(result.problem_hash)

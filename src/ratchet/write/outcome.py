@@ -85,9 +85,12 @@ def result_of(state: Writing, *, running: bool) -> WritingResult:
     left = None if running or best is not None else unjudged(answers)
     why = "" if work is None or running or state.recalled else why_nothing(work)
     if left is not None:
+        more = (
+            "continue with --resume" if work and work.stopped == "interrupted" else "raise --budget"
+        )
         why = (
             "the run ended before a verdict on a kernel that was right when it was screened: judge "
-            "the one that was screened best with `ratchet judge`, or raise --budget"
+            f"the one that was screened best with `ratchet judge`, or {more}"
         )
     device, versions = state.court.judged_on(request.judged_device)
     stopped: Stopped | None = (

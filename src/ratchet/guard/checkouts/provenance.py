@@ -6,13 +6,13 @@ import json
 import os
 import re
 import sys
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from ratchet.base import scratch
 from ratchet.base.errors import GuardError
 from ratchet.base.git import git
 from ratchet.guard.checkouts import Checkout
@@ -43,10 +43,10 @@ def prove(
         GuardError: a module of the repository came from elsewhere than its checkout, or a Python
             told nothing.
     """
-    with tempfile.TemporaryDirectory(prefix="ratchet-imports-") as told:
+    with scratch.folder("imports") as told:
         path = injected({**os.environ, **checkout.environment})["PYTHONPATH"]
-        answer = run({**checkout.environment, "PYTHONPATH": path, IMPORTS: told})
-        files = [json.loads(one.read_bytes()) for one in sorted(Path(told).glob("*.json"))]
+        answer = run({**checkout.environment, "PYTHONPATH": path, IMPORTS: str(told)})
+        files = [json.loads(one.read_bytes()) for one in sorted(told.glob("*.json"))]
     if isinstance(answer, str):
         return answer, ""
     first = words.split()[:1] if isinstance(words, str) else words[:1]
