@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.base.errors import RatchetError
+from ratchet.judge.api import as_problem
 from ratchet.judge.court.calls import judge as judge_by_name
 from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.kernels.library import kernels_for
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import find_problem
+from ratchet.judge.terms import Terms
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 
 KERNEL = kernels_for("gpu")["rope_forward"]
@@ -147,3 +150,57 @@ class TestVerdicts:
         verdict = court.judge(kernel, problem, target="gfx942")
         assert verdict.status == "unmeasured"
         assert "kernels in torch are not emulated" in verdict.reason
+
+
+LARGE = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * 0.5
+
+def get_inputs():
+    return [torch.randn(1125, 512)]
+
+def get_init_inputs():
+    return []
+"""
+OF_ITS_SIZES = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def halved(x, y, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.maximum(tl.load(x + at), FLOOR) * 0.5)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        assert x.shape[0] % int("1125") == 0
+        y = torch.empty_like(x)
+        halved[(x.numel() // 512,)](x, y, BLOCK=512)
+        return y
+"""
+
+
+@needs_triton
+@needs_sandbox
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("floor", "status"),
+    [("0.0", "correct"), pytest.param("1.0", "wrong", marks=pytest.mark.thorough)],
+)
+def test_what_fails_on_a_shrunk_problem_is_emulated_at_its_own_sizes(
+    floor: str, status: str, court: KernelJudge, tmp_path: Path
+) -> None:
+    path = tmp_path / "halved.py"
+    path.write_text(LARGE)
+    asked = as_problem(path, Terms(scale="emulated"), describe=court.describe)
+    assert asked.model is not None and asked.model.shrunk
+    source = OF_ITS_SIZES.replace("FLOOR", floor)
+    kernel = Kernel(name="halved", language="triton", source=source, entry="ModelNew")
+    verdict = court.judge(kernel, asked, target="gfx942")
+    assert verdict.status == status, verdict.reason
+    assert ("at the problem's own sizes" in verdict.reason) == (status == "correct")
+    assert "at sizes that the judge chose" in verdict.evidence[0].detail

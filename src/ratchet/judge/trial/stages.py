@@ -175,7 +175,8 @@ class KernelTrial:
         fails = "it fails at the smaller sizes that the judge chose"
         if self._is_native:
             return Decided.untimed(f"{fails}; --scale 1 times it at the problem's own")
-        return replace(decided, reason=f"{decided.reason}, at the problem's own sizes: {fails}")
+        why = f"judged at the problem's own sizes, since {fails}"
+        return replace(decided, reason=f"{decided.reason}; {why}")
 
     @property
     def _shrunk(self) -> str:
