@@ -244,8 +244,14 @@ def _accelerator_answers(answers: Mapping[str, object]) -> dict[str, object]:
         "set_device_idx": check_index,
         "device_index": PretendedContext,
         "get_memory_info": answers["mem_get_info"],
-        **{name: answers[name] for name in same.split()},
+        **{name: _apart(answers[name]) for name in same.split()},
     }
+
+
+def _apart(answer: object) -> Callable[..., object]:
+    """Return a function of its own: torch.compile refuses to know one by two names."""
+    assert callable(answer)
+    return lambda *given, **named: answer(*given, **named)
 
 
 class RefusedGraph:

@@ -91,8 +91,9 @@ static inline Wide repeat(uint32_t a) { return _mm256_castsi256_ps(_mm256_set1_e
 static inline Wide multiply_add(Wide sum, Wide a, Wide b) { return _mm256_fmadd_ps(a, b, sum); }
 #endif
 
+// Not inlined: among the registers of its callers GCC keeps columns in memory.
 template <int VECTORS, class Left>
-static inline void micro_from(int64_t ku, Left left, const uint32_t* b, float* c, int64_t ld, bool accumulate) {
+static __attribute__((noinline)) void micro_from(int64_t ku, Left left, const uint32_t* b, float* c, int64_t ld, bool accumulate) {
     Wide sum[MR][VECTORS];
     for (int i = 0; i < MR; ++i)
         for (int j = 0; j < VECTORS; ++j) sum[i][j] = accumulate ? load_wide(c + i * ld + j * VECTOR) : Wide{};
