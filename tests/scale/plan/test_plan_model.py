@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from ratchet.base.errors import PlanError
 from ratchet.scale.plan.cluster import parse_cluster
 from ratchet.scale.plan.layout import STACKS, Layout, columns, parse_layout
-from ratchet.scale.plan.memory import memory
+from ratchet.scale.plan.memory import memory, parameters_per_rank
 from ratchet.scale.plan.search import (
     evaluate,
     front,
     layouts_of,
     make_asked,
     plan,
+    plan_degrees,
     room_bytes,
 )
 from ratchet.scale.plan.shape import Shape, find_shape, of_config
@@ -66,6 +67,7 @@ def test_a_model_of_transformers_has_its_size() -> None:
         (("lama3-8b", "mi300x:8x2"), "did you mean llama3-8b"),
         (("llama3-8b", "mi300x"), "DEVICE:LOCALxNODES"),
         (("llama3-8b", "mi999:8x2"), "no device 'mi999'"),
+        (("llama3-8b", "a10:8x2"), "a100-sxm-80gb, a100-sxm-40gb"),
         (("llama3-8b", "mi300x:16x2"), "at most 8"),
         (("llama3-8b", "mi300x:12"), "whole nodes"),
         (("llama3-8b", "mi300x:0x2"), "no devices"),
@@ -210,3 +212,21 @@ def test_a_model_that_fits_nowhere_names_the_smallest_cluster() -> None:
 def test_a_precision_that_the_device_lacks_is_refused() -> None:
     with pytest.raises(PlanError, match="no fp8 products"):
         make_asked(SMALL, parse_cluster("a100:8x1"), STACKS["torch"], precisions=("fp8",))
+
+
+def test_layers_that_do_not_divide_make_uneven_stages() -> None:
+    shape = find_shape("deepseek-v3")
+    asked = make_asked(shape, parse_cluster("h200:8x32"), STACKS["megatron"])
+    stages = set(layouts_of(asked).pp.tolist())
+    assert {1, 4, 16} <= stages
+    for pp in stages:  # the last one has layers too
+        assert -(-shape.layers // pp) * (pp - 1) < shape.layers
+    # The longest of four stages has 16 of 61 layers.
+    held, routed, _ = parameters_per_rank(shape, columns([Layout(pp=1), Layout(pp=4)]))
+    assert held[1] / held[0] == routed[1] / routed[0] == pytest.approx(16 / 61)
+
+
+def test_experts_are_spread_over_whole_data_parallel_ranks() -> None:
+    asked = make_asked(find_shape("mixtral-8x7b"), parse_cluster("h100:8x1"), STACKS["torch"])
+    with pytest.raises(PlanError, match="ep=8 does not divide the 4 data-parallel ranks"):
+        plan_degrees(asked, parse_layout("tp=2,ep=8", 8))

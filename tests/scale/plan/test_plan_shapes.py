@@ -20,6 +20,23 @@ def test_sizes_in_words_are_the_published_model() -> None:
     assert llama.parameters == find_shape("llama2-7b").parameters
 
 
+# Billions of parameters, all and active, as the papers of the shapes count them.
+PUBLISHED = {
+    "deepseek-v2": (236, 21), "deepseek-v2-lite": (15.7, 2.4), "deepseek-v3": (671, 37),
+    "kimi-k2": (1040, 32.6), "gpt-oss-20b": (20.91, 3.61), "gpt-oss-120b": (116.83, 5.13),
+    "qwen3-30b-a3b": (30.5, 3.3), "qwen3-235b-a22b": (235, 22),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "billions"), PUBLISHED.items())
+def test_a_published_mixture_has_its_parameters(name: str, billions: tuple[float, float]) -> None:
+    shape = find_shape(name)
+    every, active = (count / 1e9 for count in (shape.parameters, shape.active_parameters))
+    # Papers count the embedding among the active ones, or leave it and the output layer out.
+    assert every == pytest.approx(billions[0], rel=0.015)
+    assert active == pytest.approx(billions[1], rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -108,10 +108,16 @@ def _device(word: str) -> CatalogueDevice:
     devices = load().devices
     fitting = [name for name in devices if name.lower().split()[0] == word]
     fitting = fitting or [name for name in devices if name.lower().replace(" ", "-") == word]
-    gpus = [name.lower().split()[0] for name, one in devices.items() if one.get("fabric_egress")]
-    if not fitting or fitting[0].lower().split()[0] not in gpus:
+    linked = [name for name, one in devices.items() if one.get("fabric_egress")]
+    if not fitting or fitting[0] not in linked:
+        short = [name.lower().split()[0] for name in linked]
+        known = [  # those that share their first word by their whole names
+            one if short.count(one) == 1 else name.lower().replace(" ", "-")
+            for one, name in zip(short, linked, strict=True)
+        ]
         raise PlanError(
-            f"no device {word!r} with known links is in the catalogue: use one of {', '.join(gpus)}"
+            f"no device {word!r} with known links is in the catalogue: use one of "
+            f"{', '.join(known)}"
         )
     return devices[fitting[0]]
 

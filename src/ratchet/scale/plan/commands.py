@@ -61,7 +61,25 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         told["num-query-groups"] = shape.kv_heads
         flags.append("--group-query-attention")
     if shape.experts:
-        told |= {"num-experts": shape.experts, "moe-router-topk": shape.experts_per_token}
+        told |= {
+            "num-experts": shape.experts,
+            "moe-router-topk": shape.experts_per_token,
+            "moe-ffn-hidden-size": shape.expert_intermediate,
+        }
+        if shape.shared_intermediate:
+            told["moe-shared-expert-intermediate-size"] = shape.shared_intermediate
+        if shape.dense_layers:
+            flags.append(f"--moe-layer-freq=[0]*{shape.dense_layers}+[1]*{shape.moe_layers}")
+    if shape.latent_rank:
+        flags.append("--multi-latent-attention")
+        told |= {
+            "kv-lora-rank": shape.latent_rank,
+            "qk-head-dim": shape.head_dim,
+            "qk-pos-emb-head-dim": shape.turned_dim,
+            "v-head-dim": shape.head_dim,
+        }
+        if shape.query_rank:
+            told["q-lora-rank"] = shape.query_rank
     if shape.gated:
         flags += ["--swiglu", "--normalization=RMSNorm", "--position-embedding-type=rope"]
         flags.append("--disable-bias-linear")
@@ -69,6 +87,9 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         flags.append("--untie-embeddings-and-output-weights")
     if layout.vpp > 1:
         told["num-layers-per-virtual-pipeline-stage"] = shape.layers // (layout.pp * layout.vpp)
+    if shape.layers % layout.pp:  # the last stage has fewer layers
+        last = shape.layers - (layout.pp - 1) * -(-shape.layers // layout.pp)
+        told["decoder-last-pipeline-num-layers"] = last
     if layout.tp > 1 and asked.stack.sequence_parallel:
         flags.append("--sequence-parallel")
     if layout.sharding == "optimizer":

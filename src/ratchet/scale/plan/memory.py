@@ -174,7 +174,7 @@ def _activations(
     # Micro-batches that the first stage holds, in layers: L (1 + (p - 1) / (p v)) interleaved.
     stages = layouts.pp.astype(float)
     interleaved = np.where(layouts.vpp > 1, 1 + (stages - 1) / (stages * layouts.vpp), 1.0)
-    held = shape.layers / stages * np.minimum(stages, micro_batches) * interleaved
+    held = np.ceil(shape.layers / stages) * np.minimum(stages, micro_batches) * interleaved
     # While one block recomputes, its whole activations are there.
     working = np.where(layouts.checkpointing == FULL, everything - whole, 0.0)
     working = np.where(layouts.checkpointing == SELECTIVE, everything - by_op, working)

@@ -170,7 +170,7 @@ def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
     """Yield, for each set of degrees, all choices of micro-batch, chunks and what is kept."""
     shape, cluster = asked.shape, asked.cluster
     for tp in _divisors(shape.heads, cluster.local):
-        for pp in _divisors(cluster.world // tp, shape.layers) if not cluster.world % tp else ():
+        for pp in _stages(shape, cluster.world // tp) if not cluster.world % tp else ():
             most = max(1, min(cluster.world // (tp * pp), shape.sequence // 1024))
             for cp in (2**one for one in range(most.bit_length())):
                 if cluster.world % (tp * pp * cp) or shape.sequence % (2 * cp):
@@ -183,6 +183,12 @@ def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
                     degrees = Layout(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep)
                     if len(found := _choices(asked, degrees)):
                         yield found
+
+
+def _stages(shape: Shape, ranks: int) -> list[int]:
+    """Return the counts of stages among some ranks of which the last one has layers, if fewer."""
+    counts = _divisors(ranks, shape.layers)
+    return [pp for pp in counts if -(-shape.layers // pp) * (pp - 1) < shape.layers]
 
 
 def _choices(asked: PlanQuestion, degrees: Layout) -> Layouts:
@@ -325,6 +331,11 @@ def _check(asked: PlanQuestion, layout: Layout) -> None:
         raise PlanError(
             f"{layout.words()} is interleaved, so each replica needs a multiple of {layout.pp} "
             "micro-batches: change the batch, --micro-batch or a degree"
+        )
+    if layout.dp % layout.ep:
+        raise PlanError(
+            f"ep={layout.ep} does not divide the {layout.dp} data-parallel ranks, among which it "
+            "spreads experts: change one of them"
         )
     if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
         raise PlanError(

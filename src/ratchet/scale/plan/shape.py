@@ -42,6 +42,8 @@ class Shape:
     dense_layers: int = 0  # Layers with a dense MLP in a model whose other layers have experts
     latent_rank: int = 0
     """Rank of a latent attention's keys and values (DeepSeek); 0 for ordinary projections."""
+    query_rank: int = 0  # Rank of its queries; 0 if they are projected at once
+    turned_dim: int = 0  # Elements of its keys and queries, beside head_dim, that rotation turns
     window: int = 0  # Tokens back to which the attention of `windowed` layers sees
     windowed: int = 0  # Layers whose attention sees a window alone
 
@@ -83,11 +85,21 @@ class Shape:
         """Return the weights of one layer's attention."""
         inner = self.heads * self.head_dim
         if self.latent_rank:
-            # Keys and values go through a low rank (arXiv:2405.04434, section 2.1).
-            down = self.hidden * self.latent_rank
+            # Keys, values and queries go through a low rank; the turned part of the keys is one
+            # for all heads (arXiv:2405.04434, section 2.1 and appendix C).
+            down = self.hidden * (self.latent_rank + self.turned_dim)
             up = self.latent_rank * 2 * inner
-            return self.hidden * inner + down + up + inner * self.hidden
+            queries = self.heads * (self.head_dim + self.turned_dim)
+            asked = queries * self.hidden
+            if self.query_rank:
+                asked = (self.hidden + queries) * self.query_rank
+            return asked + down + up + inner * self.hidden
         return self.hidden * (2 * inner + 2 * self.kv_heads * self.head_dim)
+
+    @property
+    def attention_inner(self) -> float:
+        """Return the inner size of attention's two products, of keys and of values, on average."""
+        return self.heads * (self.head_dim + self.turned_dim / 2)
 
     @property
     def products(self) -> int:
@@ -144,8 +156,8 @@ class Shape:
         PaLM's convention (arXiv:2204.02311, appendix B), by which MFU is told: causal attention
         counts in full, recomputation does not count.
         """
-        inner = self.heads * self.head_dim
-        return 6.0 * self.active_parameters + 12.0 * self.layers * inner * self.attended
+        attention = 12.0 * self.layers * self.attention_inner * self.attended
+        return 6.0 * self.active_parameters + attention
 
 
 def made(name: str, *, gated: bool, layers: int, hidden: int, heads: int, **given: int) -> Shape:
@@ -215,6 +227,44 @@ _PUBLISHED: Final = (
         name="qwen3-235b-a22b", layers=94, hidden=4096, heads=64, kv_heads=4, head_dim=128,
         intermediate=0, vocabulary=151936, sequence=4096, experts=128, experts_per_token=8,
         expert_intermediate=1536,
+    ),
+    # arXiv:2405.04434, section 3.1.2 and appendix B.
+    Shape(
+        name="deepseek-v2", layers=60, hidden=5120, heads=128, kv_heads=128, head_dim=128,
+        intermediate=12288, vocabulary=102400, sequence=4096, experts=160, experts_per_token=6,
+        expert_intermediate=1536, shared_intermediate=3072, dense_layers=1, latent_rank=512,
+        query_rank=1536, turned_dim=64,
+    ),
+    Shape(
+        name="deepseek-v2-lite", layers=27, hidden=2048, heads=16, kv_heads=16, head_dim=128,
+        intermediate=10944, vocabulary=102400, sequence=4096, experts=64, experts_per_token=6,
+        expert_intermediate=1408, shared_intermediate=2816, dense_layers=1, latent_rank=512,
+        turned_dim=64,
+    ),
+    # arXiv:2412.19437, section 4.2, without the layer that predicts a second token.
+    Shape(
+        name="deepseek-v3", layers=61, hidden=7168, heads=128, kv_heads=128, head_dim=128,
+        intermediate=18432, vocabulary=129280, sequence=4096, experts=256, experts_per_token=8,
+        expert_intermediate=2048, shared_intermediate=2048, dense_layers=3, latent_rank=512,
+        query_rank=1536, turned_dim=64,
+    ),
+    # arXiv:2507.20534, table 2, and the published configuration.
+    Shape(
+        name="kimi-k2", layers=61, hidden=7168, heads=64, kv_heads=64, head_dim=128,
+        intermediate=18432, vocabulary=163840, sequence=4096, experts=384, experts_per_token=8,
+        expert_intermediate=2048, shared_intermediate=2048, dense_layers=1, latent_rank=512,
+        query_rank=1536, turned_dim=64,
+    ),
+    # arXiv:2508.10925, table 1 and section 2: every second layer sees 128 tokens back.
+    Shape(
+        name="gpt-oss-20b", layers=24, hidden=2880, heads=64, kv_heads=8, head_dim=64,
+        intermediate=0, vocabulary=201088, sequence=4096, experts=32, experts_per_token=4,
+        expert_intermediate=2880, window=128, windowed=12,
+    ),
+    Shape(
+        name="gpt-oss-120b", layers=36, hidden=2880, heads=64, kv_heads=8, head_dim=64,
+        intermediate=0, vocabulary=201088, sequence=4096, experts=128, experts_per_token=4,
+        expert_intermediate=2880, window=128, windowed=18,
     ),
 )  # fmt: skip
 SHAPES: Final[dict[str, Shape]] = {shape.name: shape for shape in _PUBLISHED}
@@ -358,6 +408,8 @@ def of_config(name: str, config: PretrainedConfig) -> Shape:
         shared_intermediate=shared if experts else 0,
         dense_layers=dense_layers if experts else 0,
         latent_rank=rank,
+        query_rank=read("q_lora_rank") if rank else 0,
+        turned_dim=read("qk_rope_head_dim") if rank else 0,
         window=window if windowed else 0,
         windowed=windowed,
     )

@@ -194,7 +194,7 @@ def _attention(
     shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
 ) -> tuple[Floats, Floats]:
     """Return attention's seconds forward and backward: 4 T s H operations, half if causal."""
-    whole = 4.0 * tokens * shape.attended * shape.heads * shape.head_dim / layouts.tp
+    whole = 4.0 * tokens * shape.attended * shape.attention_inner / layouts.tp
     rate = cluster.products["bf16"].per_s
     if stack.flash:
         old = stack.ampere_attention and cluster.device.startswith(LATER)
