@@ -54,7 +54,10 @@ NAMES = {
     r"turing-530b|mt-nlg-530b": "turing-530b", r"mixtral[- ]8x22b": "mixtral-8x22b",
     r"llama ?-?3(\.\d)?[- ]8b": "llama3-8b", r"llama ?-?3(\.\d)?[- ]70b": "llama3-70b",
     r"llama ?-?3(\.\d)?[- ]405b": "llama3-405b", r"qwen3[- ]30b-a3b|qwen3 moe 30b": "qwen3-30b-a3b",
-    r"qwen3[- ]235b-a22b": "qwen3-235b-a22b",
+    r"qwen3[- ]235b-a22b": "qwen3-235b-a22b", r"deepseek[- ]?v2[- ]lite": "deepseek-v2-lite",
+    r"deepseek[- ]?v2$": "deepseek-v2", r"deepseek[- ]?v3": "deepseek-v3",
+    r"kimi[- ]k2": "kimi-k2", r"gpt[- ]oss[- ]20b": "gpt-oss-20b",
+    r"gpt[- ]oss[- ]120b": "gpt-oss-120b",
 }  # fmt: skip
 DEVICES = {r"A100": "a100", r"H100.*(500W|96GB)": "h100-500w", r"H100": "h100", r"H200": "h200",
            r"B200": "b200", r"MI300X": "mi300x", r"MI325X": "mi325x",
@@ -349,7 +352,7 @@ def made(
     """Return a row with what it leaves open filled in; None if its layout does not divide."""
     tp, pp, vpp, cp, ep = (max(1, one) for one in (tp, pp, vpp, cp, ep))
     dp = count // (tp * pp * cp)
-    if not dp or dp * tp * pp * cp != count:
+    if not dp or dp * tp * pp * cp != count or dp % ep:
         return None
     if pp > 1 and stack.name == "torch" and micro > 1:  # a local batch runs in micro-batches of 1
         batch, micro = batch or micro * dp, 1
@@ -360,7 +363,7 @@ def made(
     if fast and "fp8" not in cluster.products:
         return None
     layout = Layout(
-        dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep if dp % ep == 0 else 1, micro_batch=micro,
+        dp=dp, tp=tp, pp=pp, vpp=vpp, cp=cp, ep=ep, micro_batch=micro,
         sharding=sharding, precision="fp8" if fast else "bf16",  # type: ignore[arg-type]
     )  # fmt: skip
     asked = PlanQuestion(shape=shape, cluster=cluster, stack=stack, batch=batch)

@@ -119,7 +119,9 @@ def _sides(
     if unusual > 0 >= usual and len(rest) == 1:
         return _Sides(odd=most, others=others, is_sure=True)
     is_sure = len(most) > len(rest[0]) or usual > 0 >= unusual
-    return _Sides(odd=others, others=most, is_sure=is_sure)
+    if not is_sure:  # the first rank is named first
+        return _Sides(odd=most, others=others, is_sure=False)
+    return _Sides(odd=others, others=most, is_sure=True)
 
 
 def _shifted(

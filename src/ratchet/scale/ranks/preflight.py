@@ -94,7 +94,13 @@ def _all_here(rank: int, world: int, limit: datetime.timedelta) -> Store:
             f"MASTER_ADDR is {host} and MASTER_PORT is {port or None}: start ranks with torchrun, "
             "or set both"
         )
-    server = TCPStore(host, int(port), is_master=holds, timeout=limit, wait_for_workers=False)
+    try:
+        server = TCPStore(host, int(port), is_master=holds, timeout=limit, wait_for_workers=False)
+    except dist.DistError as error:
+        raise RanksError(
+            f"rank {rank} of {world} reached nobody at {host}:{port} within "
+            f"{limit.total_seconds():g} s: see whether rank 0, or torchrun's first node, started"
+        ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"preflight/{attempt}", server)
     store.set(f"rank/{rank}", platform.node())
