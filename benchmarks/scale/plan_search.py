@@ -55,7 +55,7 @@ NAMES = {
     r"llama ?-?3(\.\d)?[- ]8b": "llama3-8b", r"llama ?-?3(\.\d)?[- ]70b": "llama3-70b",
     r"llama ?-?3(\.\d)?[- ]405b": "llama3-405b", r"qwen3[- ]30b-a3b|qwen3 moe 30b": "qwen3-30b-a3b",
     r"qwen3[- ]235b-a22b": "qwen3-235b-a22b", r"deepseek[- ]?v2[- ]lite": "deepseek-v2-lite",
-    r"deepseek[- ]?v2$": "deepseek-v2", r"deepseek[- ]?v3": "deepseek-v3",
+    r"deepseek[- ]?v2 236b": "deepseek-v2", r"deepseek[- ]?v3": "deepseek-v3",
     r"kimi[- ]k2": "kimi-k2", r"gpt[- ]oss[- ]20b": "gpt-oss-20b",
     r"gpt[- ]oss[- ]120b": "gpt-oss-120b",
 }  # fmt: skip
