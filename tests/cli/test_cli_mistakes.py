@@ -149,6 +149,28 @@ def test_what_reads_makes_no_ledger(words: str, capsys: pytest.CaptureFixture[st
     assert Path("empty.db").read_bytes() == b"" and not Path("there").exists()
 
 
+@pytest.mark.parametrize("words", READING)
+def test_a_ledger_to_read_is_a_file(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("fifo.db")
+    assert "is a FIFO" in mistake(capsys, *words.split(), "--ledger", "fifo.db")
+
+
+NO_TEXT = ("history import latin.csv", "watch --against latin.csv", "debug latin.csv")
+
+
+@pytest.mark.parametrize("words", NO_TEXT)
+def test_a_text_that_is_not_utf8(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("latin.csv").write_bytes("café,value\n".encode("latin-1"))
+    line = mistake(capsys, *words.split())
+    assert "codec" not in line and "latin.csv" in line
+
+
+def test_a_trace_to_calibrate_by_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("fifo.json")
+    words = ("plan", "llama-tiny", "--cluster", "h100:8", "--calibrate", "fifo.json")
+    assert "is a FIFO" in mistake(capsys, *words)
+
+
 def test_results_that_cannot_be_read_make_no_ledger(capsys: pytest.CaptureFixture[str]) -> None:
     assert "missing.csv" in mistake(capsys, "history", "import", "missing.csv")
     assert not Path("none").exists()

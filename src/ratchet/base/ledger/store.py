@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,14 +63,17 @@ class Ledger:
         """
         found = resolve(url)
         file = file_of(found)
-        try:
-            size = None if file is None else file.stat().st_size
-        except FileNotFoundError:
-            size = 0
-            check_place(file)
-        except OSError:  # `connect` explains it
-            size = None
-        if size != 0:
+        is_empty = False
+        if file is not None:
+            try:
+                there = file.stat()
+                is_empty = stat.S_ISREG(there.st_mode) and there.st_size == 0
+            except FileNotFoundError:
+                is_empty = True
+                check_place(file)
+            except OSError:  # `connect` explains it
+                pass
+        if not is_empty:
             return cls(connect(found))
         return cls(connect(resolve("sqlite://")), str(file))
 

@@ -101,7 +101,9 @@ def read_csv(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
             for fields in lines:
                 if fields:
                     yield from _figures(path, lines.line_num, names, fields, defaults)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise HistoryError(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8") from error
+    except (OSError, csv.Error) as error:
         raise HistoryError(f"{path} cannot be read as CSV: {error}") from error
 
 

@@ -241,7 +241,8 @@ def _document(path: Path, raw: bytes) -> Json:
         pickle.UnpicklingError, EOFError, ValueError, KeyError, IndexError, TypeError,
         AttributeError, MemoryError, RecursionError,
     ) as error:  # fmt: skip
-        said = " ".join(str(error).split())[:120] or type(error).__name__
+        known = isinstance(error, (pickle.UnpicklingError, EOFError))
+        said = " ".join(str(error).split())[:120] if known else "neither a pickle nor JSON"
         raise RanksError(
             f"{path} is no flight-recorder dump and may be cut short ({said})"
         ) from error

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratchet.base.errors import TraceError
+from ratchet.base.files import why_not_file
 from ratchet.trace.read.columns import DeviceProperties, Kind, Platform, Trace
 from ratchet.trace.read.rocprof import is_database, is_rocprof, read_database, read_rocprof
 from ratchet.trace.read.shares import gather, gather_shared
@@ -41,6 +42,8 @@ def read(path: str | Path) -> Trace:
     truncated file is read as far as possible, and `faults` says what could not be read.
     """
     path = Path(path)
+    if why := why_not_file(path):  # opening a FIFO could block for ever
+        raise TraceError(f"{path} {why}: give a trace's file")
     if is_database(path):
         return read_database(path)
     if is_rocprof(path):

@@ -72,7 +72,8 @@ def read_snapshot(path: Path) -> AllocatorSnapshot:
         devices = range(max(len(traces), 1 + most))
         found = [_read_device(segments, traces, device) for device in devices]
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise PlanError(f"{path} is not a memory snapshot ({error!r}): {_REMEDY}") from error
+        why = "a part of it is missing or of another form"
+        raise PlanError(f"{path} is not a memory snapshot ({why}): {_REMEDY}") from error
     if not found or not max(one.peak_bytes for one in found):
         raise PlanError(f"{path} holds no allocation: {_REMEDY}")
     return max(found, key=lambda one: one.peak_bytes)
@@ -97,7 +98,8 @@ def _load(path: Path) -> Json:
             return _PlainUnpickler(file).load()
     # Damaged bytes make an unpickler raise almost anything.
     except Exception as error:
-        raise PlanError(f"{path} is not a memory snapshot ({error}): {_REMEDY}") from error
+        why = str(error) if isinstance(error, pickle.UnpicklingError) else "it is no pickle"
+        raise PlanError(f"{path} is not a memory snapshot ({why}): {_REMEDY}") from error
 
 
 def _read_device(
