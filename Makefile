@@ -41,9 +41,10 @@ demo: install
 	$(BIN)/ratchet optimize llama-8m --budget 5m --until-proven --out ratchet-demo
 
 # Compiled tests and modules are kept, whatever PYTHONDONTWRITEBYTECODE says: processes start sooner.
-# Tests that failed run once more, alone: one that passes then was disturbed by what ran beside it.
+# Tests that failed run once more, alone, and say by which values: one that passes then was disturbed
+# by what ran beside it.
 test: install-dev
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=25 \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --assert=plain --durations=25 \
 	|| { test $$? -eq 1 && echo "Once more, alone: the tests that failed beside others" \
 	&& OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 

@@ -31,9 +31,17 @@ def texts() -> dict[str, str]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Every statement below a node: no import stands in an expression."""
+    for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for one in getattr(node, part, ()):
+            yield one
+            yield from statements(one)
+
+
 def imports(text: str) -> Iterator[str]:
     """The modules that a file imports anywhere, for types alone too."""
-    for node in ast.walk(ast.parse(text)):
+    for node in statements(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -25,6 +25,8 @@ from ratchet.judge.kernels.library.sources import ISAS
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.judge.problems.suites import find_problem, load_suite
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
+from ratchet.judge.problems.suites.shipped.linear import ENTRIES
+from ratchet.judge.problems.suites.shipped.linear import ENTRY as LOSS
 
 DISTRIBUTIONS = ("heavy_tailed", "shifted", "tiny", "large")
 SHAPES = {
@@ -302,6 +304,12 @@ def _by_rows(body: str, total: str, pragma: str = "") -> Kernel:
     )
 
 
+def _rounds(kernel: Kernel) -> bool:
+    """Return whether a product has bf16 instructions alone, and so declines fp32."""
+    isa, products = dict(kernel.schedule).get("isa"), (*ENTRIES["linear"], LOSS)
+    return isa in ("amx", "avx512_bf16") and kernel.entry in products
+
+
 def _shipped() -> Iterator[Honest]:
     """Yield the library's kernels in every variant that this CPU runs, in both dtypes."""
     from ratchet.base.devices.probe import best_isa
@@ -312,7 +320,7 @@ def _shipped() -> Iterator[Honest]:
         asked = library.problems(shapes)
         for kernel in library.kernels(isa):
             for one in asked:
-                if one.name == kernel.entry:
+                if one.name == kernel.entry and not (dtype == "float32" and _rounds(kernel)):
                     title = f"{name}: {kernel.entry}, {isa}, {dtype}"
                     yield Honest(name=title, kernel=kernel, problem=one)
 

@@ -173,7 +173,9 @@ def test_no_more_is_asked_than_is_wanted(ledger: Path, progress: Progress) -> No
     assert len(served.requests) == 1
 
 
-@pytest.mark.parametrize("strategy", ["beam", "evolve", "evolution"])
+@pytest.mark.parametrize(
+    "strategy", ["beam", pytest.param("evolve", marks=pytest.mark.thorough), "evolution"]
+)
 def test_both_strategies_run_many_turns(strategy: str, ledger: Path, progress: Progress) -> None:
     script = [server.answer(said(number)) for number in range(30)]
     with server.serving(*script) as served:

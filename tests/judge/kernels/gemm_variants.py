@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import pytest
 from ratchet.judge.kernels import registry
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
+from ratchet.judge.problems.suites.shipped.linear import ENTRIES
+from ratchet.judge.problems.suites.shipped.linear import ENTRY as LOSS
 
 NEEDED = {
     "portable": set[str](),
@@ -57,14 +59,25 @@ def emulated(kernel: Kernel) -> Kernel:
     return dataclasses.replace(kernel, schedule=(*kernel.schedule, ("amx_emulate", "1")))
 
 
+def built(kernel: Kernel, cache: Path) -> Path:
+    """The kernel's library: what is no best variant of a machine is compiled quickly."""
+    isa = dict(kernel.schedule).get("isa")
+    flags = QUICK if isa in ("amx", "portable", None) else cpp.FLAGS
+    return cpp.compile_kernel(kernel, cache=cache, flags=flags)
+
+
+def declines(kernel: Kernel, dtypes: Collection[str]) -> bool:
+    """Whether a product refuses fp32 alone: its bf16 instructions would round it."""
+    isa, products = dict(kernel.schedule).get("isa"), (*ENTRIES["linear"], LOSS)
+    return isa in ("amx", "avx512_bf16") and kernel.entry in products and "bfloat16" not in dtypes
+
+
 @contextmanager
 def activated(kernels: tuple[Kernel, ...], cache: Path) -> Iterator[None]:
     """Serve the ops with `kernels`, and with nothing afterwards."""
     try:
         for kernel in map(emulated, kernels):
-            isa = dict(kernel.schedule).get("isa")
-            flags = QUICK if isa in ("amx", "portable", None) else cpp.FLAGS
-            registry.activate(kernel, cpp.compile_kernel(kernel, cache=cache, flags=flags))
+            registry.activate(kernel, built(kernel, cache))
         registry.fallbacks.clear()
         yield
     finally:

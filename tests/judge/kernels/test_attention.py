@@ -55,10 +55,10 @@ SIZES = (
     Sizes(heads=1, groups=1, queries=300, keys=300, features=24, causal=True),
 )
 MORE_SIZES = (
-    Sizes(batch=3, heads=4, groups=4, queries=197, keys=197),
-    Sizes(batch=2, heads=8, groups=2, queries=256, keys=256, causal=True),
     Sizes(heads=1, groups=1, queries=700, keys=700, causal=True),
     Sizes(heads=1, groups=1, queries=100, keys=300, features=256),
+    Sizes(batch=3, heads=4, groups=4, queries=197, keys=197),
+    Sizes(batch=2, heads=8, groups=2, queries=256, keys=256, causal=True),
     Sizes(heads=4, groups=2, queries=3, keys=600, features=17, causal=True),
 )
 
@@ -145,7 +145,14 @@ def test_agrees_with_float64(variant: str, sizes: Sizes, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("sizes", MORE_SIZES, ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        *MORE_SIZES[:2],
+        *(pytest.param(one, marks=pytest.mark.thorough) for one in MORE_SIZES[2:]),
+    ],
+    ids=str,
+)
 def test_larger_sizes(variant: str, sizes: Sizes, dtype: torch.dtype) -> None:
     if variant in SLOW:
         pytest.skip(f"{variant} is too slow for large sizes")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gemm_variants import QUICK
+from gemm_variants import built
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
@@ -30,7 +30,7 @@ def served_by(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
         except KernelError as error:
             pytest.skip(str(error))
         for kernel in LIBRARY["attention"].kernels("portable"):
-            registry.activate(kernel, cpp.compile_kernel(kernel, cache=compiled, flags=QUICK))
+            registry.activate(kernel, built(kernel, compiled))
     yield request.param
     registry.deactivate()
 
@@ -55,7 +55,9 @@ def ratchet_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return attention(q, k, v, causal=True, scale=0.25)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.thorough)], ids=str
+)
 def test_passes_opcheck(served_by: str, dtype: torch.dtype) -> None:
     torch.library.opcheck(torch.ops.ratchet.attention, (*draw(dtype), True, 0.25))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gemm_variants import built
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -15,7 +17,6 @@ from torch.optim import AdamW
 from ratchet.base.devices.probe import best_isa
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
-from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.kernels.library.adamw import check_optimizer, global_norm, step_adamw
 
@@ -25,10 +26,10 @@ SHAPES = ((33, 17), (5,), (64, 32), (3, 4, 5), (0,))
 
 
 @pytest.fixture(params=["composite", "kernel"], autouse=True)
-def computed_by(request: pytest.FixtureRequest) -> Iterator[str]:
+def computed_by(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     if request.param == "kernel":
         for kernel in LIBRARY["adamw"].kernels(best_isa()):
-            registry.activate(kernel, cpp.compile_kernel(kernel))
+            registry.activate(kernel, built(kernel, compiled))
     registry.fallbacks.clear()
     yield request.param
     registry.deactivate()

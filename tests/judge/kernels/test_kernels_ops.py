@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gemm_variants import built
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ratchet.base.devices.probe import best_isa
 from ratchet.base.errors import KernelError
 from ratchet.judge.kernels import registry
-from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.kernels.library import LIBRARY, register_ops
 from ratchet.judge.problems.suites.shipped import layers
 
@@ -27,11 +28,11 @@ EPS = 1e-5
 
 
 @pytest.fixture(params=["composite", "kernel"], autouse=True)
-def computed_by(request: pytest.FixtureRequest) -> Iterator[str]:
+def computed_by(request: pytest.FixtureRequest, compiled: Path) -> Iterator[str]:
     if request.param == "kernel":
         for name in NAMES:
             for kernel in LIBRARY[name].kernels(best_isa()):
-                registry.activate(kernel, cpp.compile_kernel(kernel))
+                registry.activate(kernel, built(kernel, compiled))
     registry.fallbacks.clear()
     yield request.param
     registry.deactivate()

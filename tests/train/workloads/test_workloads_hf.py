@@ -148,9 +148,10 @@ def test_what_a_configuration_computes_is_computed_again() -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("rf_detr", "queries fit a small image's places"),
-        ("blt", "a hashed vocabulary and the width of another part are small"),
-        ("glm4v", "sections of a rotary embedding fill heads of 64"),
+        # A sweep of all types builds and trains these too.
+        pytest.param("rf_detr", "queries fit a small image's places", marks=pytest.mark.thorough),
+        pytest.param("blt", "the width of another part is small", marks=pytest.mark.thorough),
+        pytest.param("glm4v", "sections of an embedding fill heads", marks=pytest.mark.thorough),
         ("idefics", "a mask says which words see an image"),
         ("vision-encoder-decoder", "two models in one pad their labels"),
     ],

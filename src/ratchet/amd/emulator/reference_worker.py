@@ -75,6 +75,9 @@ def check_version(version: str = torch.__version__) -> None:
 
 def pretend(target: str, units: int) -> None:
     """Make torch describe a target's GPU with `units` compute units from now on."""
+    from torch._inductor import config
+
+    config.compile_threads = 1  # else torch starts processes that compile, and imports torch anew
     answers = device_answers(PretendedDevice.of(target, {"units": units}))
     allow_entering_gpu()
     changed: Any = torch

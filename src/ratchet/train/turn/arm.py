@@ -81,8 +81,15 @@ SHRUNK_FACTORY = address(make_shrunk_arm)
 
 
 def use_device(options: LoadOptions) -> None:
-    """Make the workload's GPU the current one: Triton launches there, torch waits for it."""
-    if ":" in str(options.get("device", "")):
+    """Make the workload's GPU the current one: Triton launches there, torch waits for it.
+
+    On cores nothing is compiled by Triton. Torch starts processes for that all the same, each of
+    which imports torch beside the step: they stay away.
+    """
+    device = str(options.get("device", ""))
+    if device == "cpu":
+        os.environ.setdefault("TORCH_WARM_POOL", "0")
+    if ":" in device:
         import torch
 
         from ratchet.train.workloads.device import place
