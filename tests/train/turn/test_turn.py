@@ -1,7 +1,11 @@
-"""The clock of a turn: what the ledger remembers is not paid twice, and counts all the same."""
+"""The clock of a turn: what the ledger remembers is not paid twice, and counts all the same.
+
+And what runs beside a step: nothing of torch's own that no step on cores needs.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,7 @@ import pytest
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import OutOfTime
 from ratchet.base.ledger import Ledger
+from ratchet.train.turn.arm import use_device
 from ratchet.train.turn.schedule import CLOSING, TurnSchedule
 from ratchet.train.turn.settings import Settings
 from ratchet.train.turn.state import Turn
@@ -162,3 +167,13 @@ def test_a_turn_that_compared_nothing_leaves_no_timings(
     noisy = run(quick, never, finish={**wide, "recipe_is": "rival"})
     assert noisy.recalled == 1
     assert run(slow, lambda: slow, finish=None).recalled == 0
+
+
+@pytest.mark.parametrize(("device", "stay_away"), [("cpu", True), ("cuda", False)])
+def test_triton_s_compiling_processes_stay_away_from_cores(
+    device: str, stay_away: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_WARM_POOL", "")  # so that it is undone
+    monkeypatch.delenv("TORCH_WARM_POOL")
+    use_device({"device": device})
+    assert (os.environ.get("TORCH_WARM_POOL") == "0") is stay_away
