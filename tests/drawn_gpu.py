@@ -196,7 +196,7 @@ def rivalry_of(world: World) -> Any:
         check_time_s=[0.0005],
         clock=SimpleNamespace(left_s=50.0, limit_s=60.0),
         rng=random.Random(int(world.rng.integers(1 << 40))),
-        variations=lambda case: [],
+        variations=lambda case: 0,
         ask=lambda **_: {"flops_per_s": 1e15, "bytes_per_s": 1e15},
         flushes=lambda: "not real",
     )
