@@ -173,7 +173,7 @@ class DrawnArm:
     def check_due(self) -> None:
         self._world.clocks.rest(self._world.tricks.idles_s)
 
-    def nothing(self, *_: object) -> None:
+    def nothing(self, *_: object, **__: object) -> None:
         """Stand for what a simulation has no need of."""
 
     begin = sample = probe_before = watch_before = close = nothing
@@ -197,7 +197,7 @@ def rivalry_of(world: World) -> Any:
         clock=SimpleNamespace(left_s=50.0, limit_s=60.0),
         rng=random.Random(int(world.rng.integers(1 << 40))),
         variations=lambda case: 0,
-        ask=lambda **_: {"flops_per_s": 1e15, "bytes_per_s": 1e15},
+        ask=lambda **_: {"least_s": 1e-9, "told": ""},
         flushes=lambda: "not real",
     )
     return SimpleNamespace(
