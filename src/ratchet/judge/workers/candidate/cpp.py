@@ -92,7 +92,12 @@ class CppBatch:
             for at, slot in enumerate(slots):
                 if slot.region != OUTPUTS or how == Handing.UNTOLD:
                     places[call][at] = stays[at]
-        self.calls = [_pack(*call) for call in zip(layout.calls, places, strict=True)]
+        # Calls on the same tensors also have the same array of arguments, as those of a loop may.
+        same: dict[bytes, bytes] = {}
+        self.calls = [
+            (same.setdefault(packed, packed), number)
+            for packed, number in map(_pack, layout.calls, places)
+        ]
 
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
         """Reveal the memory and make every call; return the codes of the entry."""
