@@ -76,6 +76,9 @@ BUILT_IN = {"extensions": EXTENSIONS, "triton": "TRITON_CACHE_DIR"}
 """The variable that names the folder of what a candidate builds itself."""
 EMULATOR = "RATCHET_EMULATOR"  # The variable that names the emulator's library to a kernel's source
 SEED = "torch's seed"
+SEEDS = ("Python's seed", "numpy's seed")
+NUMPY_ERRORS = "warn, warn, ignore, warn"  # Division, overflow, underflow, what is invalid
+DEPTH = sys.getrecursionlimit()
 OF_STEPS = {
     torch.Tensor: ("backward",),
     torch.nn.Module: ("__call__", "train", "zero_grad", "state_dict"),
@@ -327,6 +330,9 @@ def state_with_torch() -> State:
         "autocast": torch.is_autocast_enabled("cpu"),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "oneDNN": torch._C._get_mkldnn_enabled(),
+        "deterministic oneDNN": torch._C._get_mkldnn_deterministic(),
+        "flash attention": torch._C._get_flash_sdp_enabled(),
+        "attention in steps": torch._C._get_math_sdp_enabled(),
         "inference": torch.is_inference_mode_enabled(),
         "anomalies": torch.is_anomaly_enabled(),
         "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
@@ -340,6 +346,7 @@ def state_with_torch() -> State:
     return {
         **process_state(),
         "torch's threads": str(torch.get_num_threads()),
+        "torch's threads between operations": str(torch.get_num_interop_threads()),
         "torch's default dtype": str(torch.get_default_dtype()),
         SEED: str(torch.initial_seed()),
         "torch's precision of products": str(
@@ -359,8 +366,16 @@ def state_with_torch() -> State:
             if one is not None
         )
         or "nothing",
+        "the depth of Python's calls": f"{min(DEPTH, sys.getrecursionlimit())} or more",
+        "numpy's errors": _numpy_errors(),
         "how long a thread keeps the interpreter": f"{sys.getswitchinterval():g} s",
     }
+
+
+def _numpy_errors() -> str:
+    """Return what numpy does at errors of arithmetic; its default before it is imported."""
+    numpy = sys.modules.get("numpy")
+    return NUMPY_ERRORS if numpy is None else ", ".join(numpy.geterr().values())
 
 
 class SetAnew:
@@ -375,15 +390,15 @@ class SetAnew:
     def state(self) -> State:
         """Return what is told of Python's and numpy's generators, after each batch."""
         numpy_random = sys.modules.get("numpy.random")
-        now = {"Python's seed": hash(random.getstate())}
+        now = {SEEDS[0]: hash(random.getstate())}
         random.random()
         if numpy_random is not None:
             kind, keys, *rest = numpy_random.get_state()
-            now["numpy's seed"] = hash((kind, keys.tobytes(), *rest))
+            now[SEEDS[1]] = hash((kind, keys.tobytes(), *rest))
             numpy_random.random_sample()
         same = {name for name, one in now.items() if one == self._last.get(name)}
         self._last = now
-        return {name: "set by each call" if name in same else "free" for name in now}
+        return {name: "set by each call" if name in same else "free" for name in SEEDS}
 
 
 def _take_files(told: Message, descriptors: list[int]) -> None:
