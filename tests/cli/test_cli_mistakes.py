@@ -155,6 +155,23 @@ def test_a_ledger_to_read_is_a_file(words: str, capsys: pytest.CaptureFixture[st
     assert "is a FIFO" in mistake(capsys, *words.split(), "--ledger", "fifo.db")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("watch --base HEAD --suite fifo", "is a FIFO"),
+        ("watch --base HEAD --suite none.toml", "(No such file or directory): give a TOML file"),
+        ("watch --base HEAD --suite latin.toml", "is not UTF-8"),
+        ("optimize huge.py:make --device cpu", "has 8589934592 bytes"),
+    ],
+)
+def test_a_file_of_another_kind(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo("fifo")
+    Path("latin.toml").write_bytes(b"a = 'caf\xe9'")
+    Path("huge.py").touch()
+    os.truncate("huge.py", 8 << 30)
+    assert said in mistake(capsys, *words.split())
+
+
 NO_TEXT = ("history import latin.csv", "watch --against latin.csv", "debug latin.csv")
 
 

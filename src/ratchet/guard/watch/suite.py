@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from ratchet.base.errors import WatchError
+from ratchet.base.files import why_not_file
 from ratchet.base.ledger.books import Better
 from ratchet.base.measure import ArmLeft, Ratio, Timing, noise_of
 from ratchet.base.measure.contest import confidence_of
@@ -111,9 +112,13 @@ def read_suite(path: Path | None, folder: Path) -> Suite:
         path = folder / SUITE_FILE
         if not path.exists():
             return SMOKE
+    if why := why_not_file(path):
+        raise WatchError(f"the suite {path} {why}: give a TOML file")
     try:
         suite = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Suite)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise WatchError(f"the suite {path} is not UTF-8: give a TOML file") from error
+    except (OSError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise WatchError(f"the suite {path} cannot be read: {error}") from error
     except msgspec.ValidationError as error:
         raise WatchError(f"the suite {path}: {error}") from error

@@ -43,6 +43,7 @@ def read(path: str | Path) -> Trace:
     """
     path = Path(path)
     if why := why_not_file(path):  # opening a FIFO could block for ever
+        why = why if why.startswith("cannot be read") else f"cannot be read, since it {why}"
         raise TraceError(f"{path} {why}: give a trace's file")
     if is_database(path):
         return read_database(path)

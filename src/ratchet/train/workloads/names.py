@@ -73,6 +73,9 @@ def is_user_spec(spec: str) -> bool:
     return ".py:" in spec or spec.endswith(".py")
 
 
+MOST_SOURCE_BYTES: Final = 64 << 20
+
+
 def user_file(spec: str) -> Path:
     """Return the file that `file.py:function` names."""
     return Path(spec.rpartition(":")[0] if ".py:" in spec else spec).expanduser()
@@ -83,6 +86,8 @@ def user_function(spec: str) -> str:
     path, name = user_file(spec), spec.rpartition(":")[2] if ".py:" in spec else ""
     if why := why_not_file(path):
         raise WorkloadError.of(spec, f"{str(path)!r} {why}; check the path")
+    if (size := path.stat().st_size) > MOST_SOURCE_BYTES:
+        raise WorkloadError.of(spec, f"{str(path)!r} has {size} bytes; give a Python file")
     if not name:
         raise WorkloadError(f"workload {spec!r} names no function; write {path}:FUNCTION, {WANTED}")
     return name
