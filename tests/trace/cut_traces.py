@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ratchet.trace.read.columns import Bool, Collectives, Kind, Ops, Trace
+from ratchet.trace.read.columns import Bool, Collectives, Kind, Launches, Ops, Trace
 
-Part = TypeVar("Part", Ops, Collectives)
+Part = TypeVar("Part", Ops, Collectives, Launches)
 COLUMNS = (
     "kind", "text", "start", "duration", "lane", "correlation", "external", "stream", "device",
     "size",
@@ -25,6 +25,7 @@ def kept(trace: Trace, keep: Bool) -> Trace:
         **columns,
         ops=_kept(trace.ops, keep, place),
         collectives=_kept(trace.collectives, keep, place),
+        launches=_kept(trace.launches, keep, place),
     )
 
 

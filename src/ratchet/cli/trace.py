@@ -158,6 +158,14 @@ def report(
             "ceilings measured on this machine. Default: the device that the trace names.",
         ),
     ] = None,
+    capture: Annotated[
+        Path | None,
+        typer.Option(
+            "--capture",
+            metavar="TRACE",
+            help="Trace of the run that captured the CUDA or HIP graphs. Default: the same trace.",
+        ),
+    ] = None,
     top: Top = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -172,9 +180,10 @@ def report(
     _check_parquet(parquet)
     with working(f"reading {run}"):
         if device == HERE:
-            found = report_here(run, rank)
+            found = report_here(run, rank, capture)
         else:
-            found = report_run(run, None if device is None else named_ceilings(device), rank)
+            ceilings = None if device is None else named_ceilings(device)
+            found = report_run(run, ceilings, rank, capture)
     _write_page(out, lambda: render_trace_page(found))
     if isinstance(found, Ranks):
         _write_tables(parquet, lambda: ranks_tables(found))

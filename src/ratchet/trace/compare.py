@@ -301,19 +301,29 @@ def _work(side: Analysis) -> dict[Key, Work]:
 
 
 def report_run(
-    path: Path, ceilings: Rooflines | None = None, rank: int | None = None
+    path: Path,
+    ceilings: Rooflines | None = None,
+    rank: int | None = None,
+    capture: Path | None = None,
 ) -> Report | Ranks:
     """Report a file, a folder's ranks together, or the one that `rank` names.
 
-    A folder with one trace counts as that trace. TraceError if nothing can be read.
+    A folder with one trace counts as that trace. `capture` is the file of the trace that captured
+    one trace's graphs, if it is another. TraceError if nothing can be read.
     """
     check(path, rank)
+    if capture is not None:
+        check(capture)
     if not path.is_dir():
-        return report_file(path, read(path), ceilings)
+        return report_file(path, read(path), ceilings, capture)
     if rank is not None:
         file, trace, faults = _one(path, rank)
-        answers = report_file(file, trace, ceilings)
+        answers = report_file(file, trace, ceilings, capture)
         return replace(answers, rank=rank, faults=(*faults, *answers.faults))
+    if capture is not None:
+        raise TraceError(
+            f"--capture {capture} is of one trace, and {path} is a folder: choose one with --rank"
+        )
     ranks = read_ranks(path, ceilings)
     if len(ranks.reports) > 1:
         return ranks
@@ -321,14 +331,14 @@ def report_run(
     return replace(alone, faults=(*ranks.faults, *alone.faults))
 
 
-def report_here(path: Path, rank: int | None = None) -> Report | Ranks:
+def report_here(path: Path, rank: int | None = None, capture: Path | None = None) -> Report | Ranks:
     """Report a run as `report_run` does, with the ceilings that are measured on this machine.
 
     An operator that is faster refutes them. DeviceError if they cannot be measured.
     """
     device = probe("auto")
     known = measure(device)
-    found = report_run(path, measured_ceilings(known, device.model), rank)
+    found = report_run(path, measured_ceilings(known, device.model), rank, capture)
     reports = found.reports if isinstance(found, Ranks) else (found,)
     rows = [row for one in reports for row in one.roofline if row.flops_from == SHAPES]
 
@@ -338,7 +348,7 @@ def report_here(path: Path, rank: int | None = None) -> Report | Ranks:
     better = unrefuted(device, known, is_beaten)
     if better == known:
         return found
-    return report_run(path, measured_ceilings(better, device.model), rank)
+    return report_run(path, measured_ceilings(better, device.model), rank, capture)
 
 
 def diff_runs(before: Path, after: Path, rank: int | None = None) -> Diff:

@@ -15,6 +15,8 @@ from typing import Final
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis import SUMMED, Identity
+from ratchet.trace.analysis.captures import joined
+from ratchet.trace.analysis.links import link
 from ratchet.trace.answers.collectives import CollectiveRow
 from ratchet.trace.answers.counters import kernel_runs
 from ratchet.trace.answers.report import Report, report
@@ -170,10 +172,22 @@ def trace_files(folder: Path) -> list[Path]:
     return files
 
 
-def report_file(path: Path, trace: Trace, ceilings: Rooflines | None = None) -> Report:
-    """Report one file's trace, with its performance counters."""
+def report_file(
+    path: Path, trace: Trace, ceilings: Rooflines | None = None, capture: Path | None = None
+) -> Report:
+    """Report one file's trace, with its performance counters.
+
+    `capture` is the file of the trace that captured its graphs, if it is another. TraceError if
+    that captured none of those that the trace replays.
+    """
     faults: list[str] = []
-    answers = report(trace, ceilings, kernel_runs(path, trace, faults.append))
+    captured = None if capture is None else read(capture)
+    if captured is not None and not (joined(trace, link(trace), captured) >= 0).any():
+        raise TraceError(
+            f"{captured.name} captured no graph that {trace.name} replays: give the trace of the "
+            "run that captured them"
+        )
+    answers = report(trace, ceilings, kernel_runs(path, trace, faults.append), captured)
     new = dict.fromkeys(fault for fault in faults if fault not in answers.faults)
     return replace(answers, faults=(*answers.faults, *new))
 

@@ -23,6 +23,7 @@ from ratchet.trace.answers.work.call import (
     GRADIENTS,
     NOT_KNOWN,
     ONCE,
+    PAGES,
     SHAPES,
     OpWork,
 )
@@ -97,6 +98,12 @@ def test_attention_counts_what_the_mask_leaves() -> None:
     # Packed sequences: no split of 96 tokens into three has fewer pairs than 32, 32, 32.
     packed = [([96, 4, 64], "c10::Half")] * 3
     ends = ([4], "int")
+    pages = ([4096, 1, 4, 64], "c10::Half")
+    listed = ([7], "int")
+    paged = done("aiter::mha_batch_prefill", packed[0], pages, pages, ends, ends, listed)
+    assert paged.size_bytes == 2 * (2 * 96 * 4 * 64 + 2 * 7 * 4 * 64), "the pages in use"
+    decode = done("aiter::paged_attention", packed[0], packed[0], pages, pages, ends)
+    assert (decode.flops_from, decode.bytes_from) == (NOT_KNOWN, PAGES)
     least = done("flash_attn::_flash_attn_varlen_forward", *packed, ends, ends)
     assert (least.flops, least.flops_from) == (4 * 4 * 64 * 96 * 96 // 3 // 2, EQUAL_LENGTHS)
 

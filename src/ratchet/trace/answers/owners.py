@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.trace.analysis.captures import joined
 from ratchet.trace.analysis.intervals import alike
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import work_of
+from ratchet.trace.answers.kernels import module_paths, work_of
 from ratchet.trace.answers.work import PRODUCTS, Category, category_of, rule_of, work
 from ratchet.trace.answers.work.call import OpWork, Shape, parse_shapes, shape_of
 from ratchet.trace.answers.work.optimizer import KERNEL, gradients
 from ratchet.trace.read.columns import Bool, Int64, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A trace that may hold the capture of the graphs that another one replays."""
+
+    trace: Trace
+    links: Links
+
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _ACCUMULATES = re.compile(r"^torch::autograd::AccumulateGrad$")
@@ -25,39 +36,124 @@ class Owned:
     """All device work in the window (on a CPU-only trace, the ops' own time), by owner.
 
     The owner of a piece of work is the innermost op around it whose work is known; casts and
-    splits inside a product are the product's. Each piece has one owner, -1 if no op launched it.
+    splits inside a product are the product's. Each piece has one owner. That of a kernel of a
+    graph's replay is the op that captured it, if `capture` (by default the trace itself) has it.
     """
 
-    def __init__(self, trace: Trace, links: Links, communication: Bool) -> None:
+    def __init__(
+        self, trace: Trace, links: Links, communication: Bool, capture: Capture | None = None
+    ) -> None:
         rows, op, time = work_of(trace, links)
         busy = time > 0
         self.trace, self.links = trace, links
         self.rows, self.op, self.time = rows[busy], op[busy], time[busy]
-        self.signature = np.full(len(trace), -1, dtype=np.int64)
-        """By row of the trace, equal for ops of one name, shapes, types and values."""
-        self._place = np.full(len(trace), -1, dtype=np.int64)
-        self._place[trace.ops.row] = np.arange(trace.ops.row.size)
-        self._work: list[OpWork | None] = []
-        owner, self.counts = self._owners()
-        self.owner = np.where(self.op >= 0, owner[np.maximum(self.op, 0)], -1)
+        ops = _Ops(trace, links, self.op, trace.text[self.rows], trace.on_device)
+        self._ops = [ops]
+        self.owner = ops.owners_of(self.op)
+        """By piece of work, a number for `written`, `work_of` and `module_of`; -1 for none."""
+        self.call = np.where(self.owner >= 0, self.owner, self.rows)
+        """By piece of work, equal for the work of one call."""
+        self.kind = ops.kinds_of(self.owner)
+        """By piece of work, equal for ops of one name, shapes, types and values; -1 for none."""
+        self._join(capture or Capture(trace, links))
         self.category = self._categories(communication)
         """By piece of work, a place in `CATEGORIES`."""
 
-    def work_of(self, row: int) -> OpWork | None:
+    def _join(self, capture: Capture) -> None:
+        """Give the kernels of replayed graphs the ops that captured them."""
+        size = len(self.trace)
+        source = joined(self.trace, self.links, capture.trace)[self.rows]
+        own = np.flatnonzero((source >= 0) & (self.op < 0))
+        if not own.size:
+            return
+        source = source[own]
+        text = np.full(len(capture.trace), -1, dtype=np.int64)
+        text[capture.trace.launches.row] = capture.trace.launches.name
+        op = capture.links.op[source]
+        ops = _Ops(capture.trace, capture.links, op, text[source], on_device=True)
+        owner = ops.owners_of(op)
+        found = owner >= 0
+        own, owner = own[found], owner[found]
+        self._ops.append(ops)
+        self.owner[own] = size + owner
+        # One op is captured once and called by each replay.
+        replay = self.links.launch[self.rows[own]]
+        self.call[own] = size + owner + len(capture.trace) * (replay + 1)
+        self.kind[own] = self._ops[0].kinds + ops.kinds_of(owner)
+
+    def _at(self, owner: int) -> tuple[_Ops, int]:
+        size = len(self.trace)
+        return (self._ops[0], owner) if owner < size else (self._ops[1], owner - size)
+
+    def work_of(self, owner: int) -> OpWork | None:
         """Return the least work of an op; None if it is not known, or counted inside it."""
-        signature = self.signature[row] if row >= 0 and self.counts[row] else -1
+        ops, row = self._at(owner)
+        return ops.work_of(row) if owner >= 0 else None
+
+    def written(self, owner: int) -> tuple[str, str]:
+        """Return an op's name and shapes."""
+        ops, row = self._at(owner)
+        return ops.written(row)
+
+    def modules_of(self, owners: Int64) -> dict[int, str]:
+        """Return the module path of each of these owners; empty if none is known."""
+        found = {-1: ""}
+        size = len(self.trace)
+        for ops, first, end in zip(self._ops, (0, size), (size, np.inf), strict=False):
+            own = np.unique(owners[(owners >= first) & (owners < end)])
+            paths = module_paths(ops.trace, ops.links, own - first)
+            found |= dict(zip(own.tolist(), paths, strict=True))
+        return found
+
+    def _categories(self, communication: Bool) -> Int64:
+        talks = communication[self.rows]
+        first, group = alike(self.kind, self.trace.text[self.rows], talks)
+        found = []
+        for at in first.tolist():
+            owner = int(self.owner[at])
+            op = self.written(owner)[0] if owner >= 0 else ""
+            kernel = self.trace.string(self.rows[at])
+            found.append("communication" if talks[at] else category_of(op, kernel))
+        number = np.array([CATEGORIES.index(one) for one in found], dtype=np.int64)
+        return number[group] if number.size else number
+
+
+class _Ops:
+    """The ops of one trace that have work, with the least work of each call."""
+
+    def __init__(self, trace: Trace, links: Links, op: Int64, text: Int64, on_device: bool) -> None:
+        """Take the op around each piece of work, and its kernel's name among the strings."""
+        self.trace, self.links, self._on_device = trace, links, on_device
+        self._place = np.full(len(trace), -1, dtype=np.int64)
+        self._place[trace.ops.row] = np.arange(trace.ops.row.size)
+        self._signature = np.full(len(trace), -1, dtype=np.int64)
+        self._work: list[OpWork | None] = []
+        self._owner, self._counts = self._owners(op, text)
+
+    @property
+    def kinds(self) -> int:
+        """The number of kinds that `kinds_of` tells apart."""
+        return 2 * len(self._work)
+
+    def owners_of(self, op: Int64) -> Int64:
+        return np.where(op >= 0, self._owner[np.maximum(op, 0)], -1)
+
+    def kinds_of(self, owner: Int64) -> Int64:
+        row = np.maximum(owner, 0)
+        return np.where(owner >= 0, 2 * self._signature[row] + self._counts[row], -1)
+
+    def work_of(self, row: int) -> OpWork | None:
+        signature = self._signature[row] if self._counts[row] else -1
         return self._work[signature] if signature >= 0 else None
 
     def written(self, row: int) -> tuple[str, str]:
-        """Return an op's name and shapes."""
-        dims = self.trace.ops.dims[self._place[row]]
-        return self.trace.string(row), self.trace.strings[dims]
+        return self.trace.string(row), self.trace.strings[self.trace.ops.dims[self._place[row]]]
 
-    def _owners(self) -> tuple[Int64, Bool]:
+    def _owners(self, op: Int64, text: Int64) -> tuple[Int64, Bool]:
         """Find the owner of each op's work and whether its own counts, by row of the trace."""
         trace, links, table = self.trace, self.links, self.trace.ops
         busy = np.zeros(len(trace), dtype=bool)
-        busy[self.op[self.op >= 0]] = True
+        busy[op[op >= 0]] = True
         for level in reversed(links.tree.levels):
             inner = links.chosen[level]
             above = links.parent_op[inner]
@@ -68,58 +164,47 @@ class Owned:
         first, group = alike(
             trace.text[table.row[used]], table.dims[used], table.types[used], table.concrete[used]
         )
-        self.signature[table.row[used]] = group
+        self._signature[table.row[used]] = group
         firsts = used[first]
-        self._work = self._works(firsts)
+        self._work = self._works(firsts, op, text)
         rules = [rule_of(trace.string(table.row[at])) for at in firsts]
         product = np.array([one is not None and one[0] in PRODUCTS for one in rules])
-        return _owners(links, self.signature, self._work, product)
+        return _owners(links, self._signature, self._work, product, self._on_device)
 
-    def _works(self, firsts: NDArray[np.intp]) -> list[OpWork | None]:
+    def _works(self, firsts: NDArray[np.intp], op: Int64, text: Int64) -> list[OpWork | None]:
         trace, table = self.trace, self.trace.ops
         found = gradients(_gradient_shapes(trace))
-        linked = self.op >= 0
-        counted = linked & trace.named(KERNEL)[trace.text[self.rows]]
-        launches = np.bincount(self.op[counted], minlength=len(trace))
+        linked = (op >= 0) & (text >= 0)
+        counted = linked & trace.named(KERNEL)[text]
+        launches = np.bincount(op[counted], minlength=len(trace))
         kernel = np.full(len(trace), -1, dtype=np.int64)
-        kernel[self.op[linked][::-1]] = self.rows[linked][::-1]
+        kernel[op[linked][::-1]] = text[linked][::-1]
         return [
             work(
                 trace.string(row),
                 trace.strings[table.dims[at]],
                 trace.strings[table.types[at]],
                 trace.strings[table.concrete[at]],
-                kernel=trace.string(kernel[row]) if kernel[row] >= 0 else "",
+                kernel=trace.strings[kernel[row]] if kernel[row] >= 0 else "",
                 found=found,
                 launches=int(launches[row]),
             )
             for at, row in zip(firsts.tolist(), table.row[firsts].tolist(), strict=True)
         ]
 
-    def _categories(self, communication: Bool) -> Int64:
-        trace = self.trace
-        talks = communication[self.rows]
-        name = np.where(self.owner >= 0, trace.text[np.maximum(self.owner, 0)], -1)
-        first, group = alike(name, trace.text[self.rows], talks)
-        found = [
-            "communication"
-            if talks[at]
-            else category_of(trace.strings[name[at]] if name[at] >= 0 else "",
-                             trace.string(self.rows[at]))
-            for at in first.tolist()
-        ]  # fmt: skip
-        number = np.array([CATEGORIES.index(one) for one in found], dtype=np.int64)
-        return number[group] if number.size else number
-
 
 def _owners(
-    links: Links, signature: Int64, works: Sequence[OpWork | None], product: Bool
+    links: Links,
+    signature: Int64,
+    works: Sequence[OpWork | None],
+    product: Bool,
+    on_device: bool,
 ) -> tuple[Int64, Bool]:
     """Return for each op the one whose work it is part of, and whether its own work counts.
 
     Of calls inside one another that are the same work, one counts: of products the one with the
-    most FLOPs, of others the one with the most bytes, of equals the innermost. All that runs inside
-    a product is its own.
+    most FLOPs, of others on a CPU the one with the most bytes (on a device, a call that only wraps
+    another launches nothing), of equals the innermost. All inside a product is its own.
     """
     has, place = signature >= 0, np.maximum(signature, 0)
     known = np.array([one is not None for one in works])[place] & has
@@ -139,7 +224,9 @@ def _owners(
 
     is_product &= largest(np.where(is_product, flops, -1.0))
     other = known & ~product[place]
-    counts = is_product | (other & largest(np.where(other, size, -1.0)))
+    if not on_device:
+        other &= largest(np.where(other, size, -1.0))
+    counts = is_product | other
     owner = np.arange(signature.size, dtype=np.int64)
     for level in levels:
         inner = level[above[level] >= 0]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ratchet.trace.analysis import Identity, analyse, by_device
-from ratchet.trace.analysis.links import Links
+from ratchet.trace.analysis.links import Links, link
 from ratchet.trace.answers.categories import CategoryRow, categories
 from ratchet.trace.answers.collectives import Bubble, CollectiveRow, bubble, collectives
 from ratchet.trace.answers.compiled import Compiled, Recompute, compiled, recompute
@@ -28,7 +28,7 @@ from ratchet.trace.answers.kernels import (
     ops,
 )
 from ratchet.trace.answers.memory import MemoryUse, memory
-from ratchet.trace.answers.owners import Owned
+from ratchet.trace.answers.owners import Capture, Owned
 from ratchet.trace.answers.precision import PrecisionRow, matmuls
 from ratchet.trace.answers.queues import CopyRow, QueueRow, StreamRow, copies, queues, streams
 from ratchet.trace.answers.roofline import RooflineRow, Rooflines, roofline
@@ -99,17 +99,23 @@ class Report:
 
 
 def report(
-    trace: Trace, ceilings: Rooflines | None = None, counted: Sequence[KernelRun] = ()
+    trace: Trace,
+    ceilings: Rooflines | None = None,
+    counted: Sequence[KernelRun] = (),
+    capture: Trace | None = None,
 ) -> Report:
     """Compute all answers of one trace.
 
     `ceilings` are measured ones; by default, the catalogue's. `counted` is what
-    `counter_files.kernel_runs` found in the trace's file.
+    `counter_files.kernel_runs` found in the trace's file. `capture` is the trace in which the
+    graphs that this one replays were captured, if it is another.
     """
     found = analyse(trace)
     links, whole, marked = found.links, found.activity, found.steps
     communication = found.communication
-    owned, calls = Owned(trace, links, communication), module_calls(trace, links)
+    captured = None if capture is None else Capture(capture, link(capture))
+    owned = Owned(trace, links, communication, captured)
+    calls = module_calls(trace, links)
     sent = collectives(trace, links, communication, whole)
     return Report(
         name=trace.name,

@@ -14,7 +14,6 @@ from ratchet.base.devices.catalogue import CatalogueDevice
 from ratchet.base.devices.ceilings import Ceilings, Roofline
 from ratchet.base.devices.ceilings import roofline as measured
 from ratchet.trace.analysis.intervals import alike, groups, sums_by
-from ratchet.trace.answers.kernels import module_paths
 from ratchet.trace.answers.owners import CATEGORIES, Owned
 from ratchet.trace.answers.precision import TYPES
 from ratchet.trace.answers.tiles import tile_of
@@ -155,28 +154,24 @@ def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
 
 def roofline(owned: Owned, ceilings: Rooflines | None = None) -> tuple[RooflineRow, ...]:
     """Return all work but communication, by the time that could still be won."""
-    trace, links = owned.trace, owned.links
-    wanted = owned.category != CATEGORIES.index("communication")
-    rows, time, owner = owned.rows[wanted], owned.time[wanted], owned.owner[wanted]
-    category = owned.category[wanted]
+    trace = owned.trace
+    chosen = np.flatnonzero(owned.category != CATEGORIES.index("communication"))
+    rows, time, owner = owned.rows[chosen], owned.time[chosen], owned.owner[chosen]
+    call, category, kind = owned.call[chosen], owned.category[chosen], owned.kind[chosen]
     ceilings = ceilings or paper_ceilings(trace)
-    paths = dict(zip(owner.tolist(), module_paths(trace, links, owner), strict=True))
+    paths = owned.modules_of(owner)
     # Work without an op is grouped by its own name.
-    op = np.maximum(owner, 0)
-    signature = np.where(owner >= 0, owned.signature[op], -1)
-    own_name = np.where(owner >= 0, -1, trace.text[rows])
-    _, group = alike(signature, own_name, (owner >= 0) & owned.counts[op])
+    _, group = alike(kind, np.where(owner >= 0, -1, trace.text[rows]))
     made = []
     for own in groups(group):
         chief = int(own[np.argmax(time[own])])
         at = int(owner[chief])
-        calls, call = np.unique(np.where(owner[own] >= 0, owner[own], rows[own]),
-                                return_inverse=True)  # fmt: skip
+        calls, number = np.unique(call[own], return_inverse=True)
         name, shapes = owned.written(at) if at >= 0 else (trace.string(rows[chief]), "")
         made.append(
             _row(
                 name, shapes, owned.work_of(at) or _moved(trace, rows[own]),
-                sums_by(call.reshape(-1), time[own], calls.size), ceilings,
+                sums_by(number.reshape(-1), time[own], calls.size), ceilings,
                 category=CATEGORIES[category[chief]],
                 kernel=trace.string(rows[chief]) if trace.on_device else "",
                 module=paths[at],

@@ -107,6 +107,19 @@ class Collectives:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Launches:
+    """Runtime calls that name the kernel they launch, as HIP's do; `row` points into the events."""
+
+    row: Int32
+    name: Int32
+
+
+def _no_launches() -> Launches:
+    nothing = np.empty(0, dtype=np.int32)
+    return Launches(row=nothing, name=nothing)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryEvents:
     """Allocations (positive sizes) and frees (negative), in order of time."""
 
@@ -139,6 +152,7 @@ class Trace:
     ops: Ops
     collectives: Collectives
     memory: MemoryEvents
+    launches: Launches = field(default_factory=_no_launches)
     devices: tuple[DeviceProperties, ...] = ()
     platform: Platform = "cpu"
     rank: int | None = None

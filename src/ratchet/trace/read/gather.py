@@ -18,6 +18,7 @@ from ratchet.trace.read.columns import (
     Int64,
     Kind,
     Kinds,
+    Launches,
     MemoryEvents,
     Numbers,
     Ops,
@@ -70,6 +71,7 @@ class Gatherer:
         }
         self.op = {name: Parts(np.int64) for name in Ops.__slots__}
         self.collective = {name: Parts(np.int64) for name in Collectives.__slots__}
+        self.launch = {name: Parts(np.int64) for name in Launches.__slots__}
         self.memory = {name: Parts(np.int64) for name in MemoryEvents.__slots__}
         self.open: dict[int, list[Event]] = {}
         self.streams_known = True
@@ -154,6 +156,7 @@ class Gatherer:
         self._add_device(kind, given)
         self._add_ops(kind, given)
         self._add_collectives(given)
+        self._add_launches(given)
         self.count += len(work)
 
     def _mend(self, duration: Int64) -> Int64:
@@ -218,6 +221,14 @@ class Gatherer:
         columns["elements_in"].add(integers([a.elements_in for a in own]))
         columns["elements_out"].add(integers([a.elements_out for a in own]))
         columns["group_size"].add(integers([a.group_size for a in own]))
+
+    def _add_launches(self, given: Sequence[WorkArguments]) -> None:
+        names = [a.kernel for a in given]
+        if names.count("") == len(names):
+            return
+        rows = [i for i, name in enumerate(names) if name]
+        self.launch["row"].add(np.array(rows) + self.count)
+        self.launch["name"].add(np.array(self._number(names[row] for row in rows)))
 
     def _add_others(self, events: Sequence[Any]) -> None:
         memory = [e for e in events if e.ph == "i" and e.name == "[memory]" and e.args]
@@ -299,7 +310,7 @@ class Gatherer:
         return order[~far]
 
     def _tables(self) -> tuple[dict[str, Parts], ...]:
-        return self.main, self.op, self.collective, self.memory
+        return self.main, self.op, self.collective, self.launch, self.memory
 
     def finish(self) -> dict[str, Any]:
         """Return the columns as arguments of `Trace`, sorted by start, then the longer first."""
@@ -322,6 +333,7 @@ class Gatherer:
                 columns[name] = part.join(order)
         columns["ops"] = Ops(**_placed(self.op, place))
         columns["collectives"] = Collectives(**_placed(self.collective, place))
+        columns["launches"] = Launches(**_placed(self.launch, place))
         time = self.memory["time"].join()
         memory = _sorted(self.memory, "time", time, np.argsort(time, kind="stable"))
         memory["on_device"] = memory["on_device"].astype(bool)

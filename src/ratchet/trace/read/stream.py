@@ -47,6 +47,7 @@ class WorkArguments(Struct, frozen=True, gc=False):
     group_size: Json = field(default=-1, name="Group size")
     dtype: Json = ""
     group: Json = field(default="", name="Process Group Name")
+    kernel: Json = ""
 
 
 class MemoryArguments(Struct, frozen=True, gc=False):

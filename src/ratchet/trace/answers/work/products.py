@@ -12,6 +12,7 @@ from ratchet.trace.answers.work.call import (
     EQUAL_LENGTHS,
     FULL_MASK,
     ONCE,
+    PAGES,
     SHAPES,
     Call,
     Counted,
@@ -275,6 +276,9 @@ _CAUSAL_AT = {
 """Place of `is_causal` among the arguments."""
 
 
+_CACHE = 16  # Keys this many times as large as the queries are a cache, most of it not in use
+
+
 def attention(call: Call) -> Counted | None:
     """Count the two products of the forward, or the five of the backward, between q and k."""
     backward = "backward" in call.base or "bwd" in call.base
@@ -325,21 +329,21 @@ def _ragged(
 ) -> Counted | None:
     """Count packed sequences: q [tokens, heads, width].
 
-    The sum of squares is least for equal lengths, and a causal mask leaves half. Keys in pages
-    count as far as the pages in use are listed.
+    The sum of squares is least for equal lengths, and a causal mask leaves half. Of keys in pages
+    those count whose pages are listed; without a list, how far the queries look is not known.
     """
     tokens, heads = (query.shape[-3], query.shape[-2])
-    pages = [one for one in call.tensors if len(one.shape) == 1 and not one.floating]
-    small = key.elements <= 4 * query.elements
-    used = key.size_bytes + value.size_bytes
-    if not small:
-        listed = pages[2].elements if len(pages) > 2 else 0
-        used = 2 * listed * prod(key.shape[-2:]) * key.width
+    tables = [one for one in call.tensors if len(one.shape) == 1 and not one.floating]
+    caches = [one for one in (key, value) if one.elements > _CACHE * query.elements]
+    used = sum(one.size_bytes for one in (key, value) if one not in caches)
+    # The ends of the queries, the ends of the pages, and the pages themselves.
+    listed = tables[2].elements if len(tables) > 2 and tables[0].shape == tables[1].shape else 0
+    used += sum(listed * prod(one.shape[-2:]) * one.width for one in caches)
     size = 2 * query.size_bytes + used
     if backward:
         size = 2 * size + query.size_bytes
-    if not sequences or tokens < sequences:
-        return Counted(None, size)
+    if not sequences or tokens < sequences or (caches and not listed):
+        return Counted(None, size, bytes_from=PAGES if caches and not listed else SHAPES)
     pairs = tokens * tokens // sequences // 2
     flops = (2 if not backward else 5) * heads * pairs * (query.shape[-1] + value.shape[-1])
     return Counted(flops, size, EQUAL_LENGTHS)
