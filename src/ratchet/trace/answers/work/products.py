@@ -288,7 +288,7 @@ def attention(call: Call) -> Counted | None:
     if len(wide) < 3:
         return None
     query, key, value = wide[:3]
-    if len(query.shape) != len(key.shape) or query.shape[-1] != key.shape[-1]:
+    if len(query.shape) > len(key.shape) or query.shape[-1] != key.shape[-1]:
         return None
     written = sum(t.size_bytes for t in (query, key, value)) if backward else 0
     output = query.elements // query.shape[-1] * value.shape[-1]
@@ -338,7 +338,7 @@ def _ragged(
     used = sum(one.size_bytes for one in (key, value) if one not in caches)
     # The ends of the queries, the ends of the pages, and the pages themselves.
     listed = tables[2].elements if len(tables) > 2 and tables[0].shape == tables[1].shape else 0
-    used += sum(listed * prod(one.shape[-2:]) * one.width for one in caches)
+    used += sum(listed * prod(one.shape[1:]) * one.width for one in caches)
     size = 2 * query.size_bytes + used
     if backward:
         size = 2 * size + query.size_bytes
