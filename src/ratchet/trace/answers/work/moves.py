@@ -217,11 +217,11 @@ def gradient_of_table(call: Call) -> Counted | None:
 
 
 def gathered(call: Call) -> Counted | None:
-    """Count `gather`: the index, and as many elements read and written."""
+    """Count `gather`: as many elements read and written as places; the index may be expanded."""
     if len(call.tensors) < 2:
         return None
     table, places = call.tensors[:2]
-    return Counted(0, places.size_bytes + 2 * places.elements * table.width)
+    return Counted(0, 2 * places.elements * table.width)
 
 
 def scattered(call: Call) -> Counted | None:

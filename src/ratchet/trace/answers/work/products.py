@@ -276,7 +276,7 @@ _CAUSAL_AT = {
 """Place of `is_causal` among the arguments."""
 
 
-_CACHE = 16  # Keys this many times as large as the queries are a cache, most of it not in use
+_CACHE = 4  # Keys this many times as large as the queries are a cache, most of it not in use
 
 
 def attention(call: Call) -> Counted | None:
