@@ -47,7 +47,7 @@ class Owned:
         busy = time > 0
         self.trace, self.links = trace, links
         self.rows, self.op, self.time = rows[busy], op[busy], time[busy]
-        ops = _Ops(trace, links, self.op, trace.text[self.rows], trace.on_device)
+        ops = _Ops(trace, links, self.op, trace.text[self.rows].astype(np.int64), trace.on_device)
         self._ops = [ops]
         self.owner = ops.owners_of(self.op)
         """By piece of work, a number for `written`, `work_of` and `module_of`; -1 for none."""
