@@ -281,11 +281,13 @@ def _steps(line: Sequence[Sequence[int]], width: Scale, tall: Scale) -> str:
 
 
 _DOTS = 200  # Ops in the figure, the longest
+_SLOWEST = 1e9  # FLOP/s; what is slower would press all else into a corner
 
 
 def roofline_plot(ranks: Sequence[Report]) -> Plot | None:
     """Draw the first rank's ops whose FLOPs are known, under the ceilings of their types."""
     rows = [row for row in ranks[0].roofline if row.flops_per_s > 0 and row.intensity > 0]
+    rows = [row for row in rows if row.flops_per_s >= _SLOWEST] or rows
     rows = sorted(rows, key=lambda row: -row.time)[:_DOTS]
     if not rows:
         return None
