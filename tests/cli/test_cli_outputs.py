@@ -62,6 +62,7 @@ READ = {
     "trace diff AFTER",
     "trace diff BEFORE",
     "trace merge FOLDER",
+    "trace report --capture",
     "trace report FILE_OR_FOLDER",
     "watch --against",
     "watch --suite",

@@ -17,7 +17,7 @@ from ratchet.trace.answers.kernels import module_paths, work_of
 from ratchet.trace.answers.work import PRODUCTS, Category, category_of, rule_of, work
 from ratchet.trace.answers.work.call import OpWork, Shape, parse_shapes, shape_of
 from ratchet.trace.answers.work.optimizer import KERNEL, gradients
-from ratchet.trace.read.columns import Bool, Int64, Trace
+from ratchet.trace.read.columns import Bool, Int32, Int64, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,7 @@ class _Ops:
     def __init__(self, trace: Trace, links: Links, op: Int64, text: Int64, on_device: bool) -> None:
         """Take the op around each piece of work, and its kernel's name among the strings."""
         self.trace, self.links, self._on_device = trace, links, on_device
-        self._place = np.full(len(trace), -1, dtype=np.int64)
-        self._place[trace.ops.row] = np.arange(trace.ops.row.size)
-        self._signature = np.full(len(trace), -1, dtype=np.int64)
+        self._signature = np.full(len(trace), -1, dtype=np.int32)
         self._work: list[OpWork | None] = []
         self._owner, self._counts = self._owners(op, text)
 
@@ -136,20 +134,22 @@ class _Ops:
         return 2 * len(self._work)
 
     def owners_of(self, op: Int64) -> Int64:
-        return np.where(op >= 0, self._owner[np.maximum(op, 0)], -1)
+        return np.where(op >= 0, self._owner[np.maximum(op, 0)], -1).astype(np.int64)
 
     def kinds_of(self, owner: Int64) -> Int64:
         row = np.maximum(owner, 0)
-        return np.where(owner >= 0, 2 * self._signature[row] + self._counts[row], -1)
+        kind = 2 * self._signature[row].astype(np.int64) + self._counts[row]
+        return np.where(owner >= 0, kind, -1)
 
     def work_of(self, row: int) -> OpWork | None:
         signature = self._signature[row] if self._counts[row] else -1
         return self._work[signature] if signature >= 0 else None
 
     def written(self, row: int) -> tuple[str, str]:
-        return self.trace.string(row), self.trace.strings[self.trace.ops.dims[self._place[row]]]
+        place = np.searchsorted(self.trace.ops.row, row)
+        return self.trace.string(row), self.trace.strings[self.trace.ops.dims[place]]
 
-    def _owners(self, op: Int64, text: Int64) -> tuple[Int64, Bool]:
+    def _owners(self, op: Int64, text: Int64) -> tuple[Int32, Bool]:
         """Find the owner of each op's work and whether its own counts, by row of the trace."""
         trace, links, table = self.trace, self.links, self.trace.ops
         busy = np.zeros(len(trace), dtype=bool)
@@ -160,7 +160,7 @@ class _Ops:
             busy[above[(above >= 0) & busy[inner]]] = True
         used = np.flatnonzero(busy[table.row])
         if not used.size:
-            return np.full(len(trace), -1, dtype=np.int64), np.zeros(len(trace), dtype=bool)
+            return np.full(len(trace), -1, dtype=np.int32), np.zeros(len(trace), dtype=bool)
         first, group = alike(
             trace.text[table.row[used]], table.dims[used], table.types[used], table.concrete[used]
         )
@@ -195,11 +195,11 @@ class _Ops:
 
 def _owners(
     links: Links,
-    signature: Int64,
+    signature: Int32,
     works: Sequence[OpWork | None],
     product: Bool,
     on_device: bool,
-) -> tuple[Int64, Bool]:
+) -> tuple[Int32, Bool]:
     """Return for each op the one whose work it is part of, and whether its own work counts.
 
     Of calls inside one another that are the same work, one counts: of products the one with the
@@ -227,7 +227,7 @@ def _owners(
     if not on_device:
         other &= largest(np.where(other, size, -1.0))
     counts = is_product | other
-    owner = np.arange(signature.size, dtype=np.int64)
+    owner = np.arange(signature.size, dtype=np.int32)
     for level in levels:
         inner = level[above[level] >= 0]
         outer = owner[above[inner]]
