@@ -83,8 +83,8 @@ def as_nobody() -> Iterator[None]:
 
 @pytest.fixture
 def unreadable() -> Path:
-    """A file that nobody may read, in a folder that everybody may."""
-    Path.cwd().chmod(0o755)
+    """A file that nobody may read, in a folder where everybody may write."""
+    Path.cwd().chmod(0o777)
     path = Path("unreadable.py")
     path.write_text(model())
     path.chmod(0)

@@ -16,7 +16,7 @@ from ratchet.train.levers import Situation
 from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.turn import rivals as rivals_module
 from ratchet.train.turn.rivals import Baseline, RivalModes
-from ratchet.train.turn.schedule import Costs
+from ratchet.train.turn.schedule import Costs, TurnSchedule
 from ratchet.train.turn.screen import LeverScreening
 from ratchet.train.workloads.config import StepConfig
 
@@ -51,6 +51,7 @@ def turn(keep_precision: bool = False) -> Any:
     return SimpleNamespace(
         settings=SimpleNamespace(keep_precision=keep_precision, budget_s=1000.0, launches=3),
         device=SimpleNamespace(kind="cpu"),
+        schedule=TurnSchedule(budget_s=1000.0),
         arms=SimpleNamespace(drop=lambda candidate: None, is_live=lambda candidate: False),
         holds=lambda kind, key: True,
         leave_out=lambda *what, **more: None,

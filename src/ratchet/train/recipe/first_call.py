@@ -137,8 +137,8 @@ def _backwards(seen: Seen) -> Iterator[None]:
     AUTOGRAD._engine_run_backward = run_backward
     try:
         yield
-    finally:
-        AUTOGRAD._engine_run_backward = own
+    finally:  # a watch over gradients may have ended meanwhile
+        AUTOGRAD._engine_run_backward = own if _watching or own is not _run_backward else _own
 
 
 @contextmanager

@@ -77,9 +77,7 @@ def compare(name: str, layout: ParallelLayout, tuning: ParallelTuning) -> dict[s
         float((gradients[one] - wanted[one]).norm() / wanted[one].norm().clamp(min=least))
         for one in gradients
     )
-    for parameter in (*alone.parameters.values(), *split.parameters.values()):
-        parameter.grad = None
-    losses = []
+    losses, (alone, split) = [], both(name, layout, tuning)
     for index in range(STEPS):
         expected, found = (one(batch_of(one.workload, index)) for one in (alone, split))
         losses.append(abs(mean_loss(found) / float(expected) - 1))
