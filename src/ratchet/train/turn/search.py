@@ -286,9 +286,12 @@ class Search:
 
     def _arms_to_prove(self) -> dict[str, Candidate]:
         """Return rival and best, and the step as written if that leaves time for a launch."""
-        whole, launch_s = self._whole(["as_written"]), self.prover.launch_s(self._arms)
-        if whole.keys() <= self._arms.keys() or self.prover.is_timed(*whole.values()):
+        if self.prover.is_timed(self.written):
             return self._arms
+        whole, launch_s = (
+            {**self._arms, "as_written": self.written},
+            self.prover.launch_s(self._arms),
+        )
         fits = self.turn.schedule.may_start(
             schedule.PROOF, self.prover.launch_s(whole), kept_s=launch_s
         )
