@@ -120,7 +120,7 @@ def test_the_device_of_the_roofline_can_be_named(said, mistake, trace: Path) -> 
         name: json.loads(said("report", trace, "--device", name, "--json"))["roofline"][0]
         for name in ("MI300X", "B200")
     }
-    assert rows["MI300X"]["ceiling"] == "MI300X, on paper"
+    assert rows["MI300X"]["ceiling"] == "MI300X, FLOP/s and bandwidth as measured and published"
     assert rows["MI300X"]["least"] > rows["B200"]["least"] > 0
     assert "MI300X" in mistake("report", trace, "--device", "MI9000")
 

@@ -154,8 +154,9 @@ def report(
         typer.Option(
             "--device",
             metavar="NAME",
-            help="Device for the roofline: one of the catalogue (MI300X), or 'here' for the "
-            "ceilings measured on this machine. Default: the device that the trace names.",
+            help="Ceilings: of a device of the catalogue (MI300X), measured on this machine "
+            "('here'), or a file of `ratchet device --json` or of TraceLens (gpu_arch_json). "
+            "Default: of the device that the trace names.",
         ),
     ] = None,
     capture: Annotated[
@@ -171,7 +172,7 @@ def report(
 ) -> None:
     """Account for all of a trace's time, and show what could be won."""
     from ratchet.base.show.terminal import working
-    from ratchet.trace.answers.roofline import named_ceilings
+    from ratchet.trace.answers.ceilings import given_ceilings
     from ratchet.trace.compare import report_here, report_run
     from ratchet.trace.export import document, ranks_document, ranks_tables, report_tables
     from ratchet.trace.ranks import Ranks
@@ -182,7 +183,7 @@ def report(
         if device == HERE:
             found = report_here(run, rank, capture)
         else:
-            ceilings = None if device is None else named_ceilings(device)
+            ceilings = None if device is None else given_ceilings(device)
             found = report_run(run, ceilings, rank, capture)
     _write_page(out, lambda: render_trace_page(found))
     if isinstance(found, Ranks):

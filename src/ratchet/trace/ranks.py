@@ -17,10 +17,10 @@ from ratchet.base.errors import TraceError
 from ratchet.trace.analysis import SUMMED, Identity
 from ratchet.trace.analysis.captures import joined
 from ratchet.trace.analysis.links import link
+from ratchet.trace.answers.ceilings import Rooflines
 from ratchet.trace.answers.collectives import CollectiveRow
 from ratchet.trace.answers.counters import kernel_runs
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.answers.roofline import Rooflines
 from ratchet.trace.read import read
 from ratchet.trace.read.columns import Trace
 

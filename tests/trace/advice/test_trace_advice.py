@@ -10,8 +10,8 @@ import pytest
 
 from ratchet.base.devices.ceilings import Roofline
 from ratchet.trace.advice import Finding, _levers_of, advise
+from ratchet.trace.answers.ceilings import Rooflines
 from ratchet.trace.answers.report import report
-from ratchet.trace.answers.roofline import Rooflines
 
 QUIET = [mt.launch(0, 1, 1), mt.kernel("triton_fused", 5, 900, 1)]
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

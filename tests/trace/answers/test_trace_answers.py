@@ -8,14 +8,14 @@ from pathlib import Path
 import made_traces as mt
 import pytest
 
-from ratchet.base.devices import catalogue, ceilings
+from ratchet.base.devices import ceilings
 from ratchet.base.devices.ceilings import Ceilings, Roofline
 from ratchet.trace import compare
 from ratchet.trace.analysis import KERNEL
+from ratchet.trace.answers.ceilings import Rooflines
 from ratchet.trace.answers.collectives import bus_factor, operation_of
 from ratchet.trace.answers.precision import precision_of_kernel
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.answers.roofline import Rooflines, measured_ceilings, paper_ceilings
 from ratchet.trace.export import document
 
 
@@ -219,27 +219,6 @@ def test_roofline_says_what_could_be_won(tmp_path: Path) -> None:
     unknown = made_report(tmp_path, one_layer()).roofline[0]
     assert (unknown.bound, unknown.least, unknown.could_win) == ("unknown", 0, 0)
     assert unknown.ceiling == "the trace names no device"
-
-
-def test_ceilings_are_measured_or_the_catalogues(tmp_path: Path) -> None:
-    rates = Ceilings(
-        gemm_flops_per_s={"bf16": 2e12}, copy_bytes_per_s={"dram": 1e11},
-        triad_bytes_per_s={"dram": 1e11},
-    )  # fmt: skip
-    measured = measured_ceilings(rates, "this GPU")
-    assert measured.of["bf16"] == Roofline(flops_per_s=2e12, bytes_per_s=1e11)
-
-    def paper(name: str) -> Rooflines:
-        device = {"id": 0, "name": name, "numSms": 304, "totalGlobalMem": 1}
-        return paper_ceilings(mt.made(tmp_path, one_layer(), deviceProperties=[device]))
-
-    known = paper("AMD Instinct MI300X").of["bf16"]
-    entry = catalogue.load()["MI300X"]
-    assert known.flops_per_s == entry.peak_flops_per_s("matrix_bf16")
-    assert known.bytes_per_s == entry.memory_bytes_per_s()
-    assert paper("GPU of tomorrow") == Rooflines(
-        of={}, source="GPU of tomorrow is not in the catalogue"
-    )
 
 
 def test_a_pipeline_stage_has_a_bubble(tmp_path: Path) -> None:

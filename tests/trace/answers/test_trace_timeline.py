@@ -8,8 +8,8 @@ import made_traces as mt
 import pytest
 
 from ratchet.trace.analysis import analyse
+from ratchet.trace.answers.ceilings import named_ceilings
 from ratchet.trace.answers.report import report
-from ratchet.trace.answers.roofline import named_ceilings
 from ratchet.trace.answers.work import work
 from ratchet.trace.compare import compare, diff, side, together
 from ratchet.trace.read import read

@@ -14,8 +14,9 @@ import torch
 from ratchet.base.devices.ceilings import Ceilings, Roofline
 from ratchet.judge.kernels.library import register_ops
 from ratchet.trace.analysis import analyse
+from ratchet.trace.answers.ceilings import Rooflines, measured_ceilings
 from ratchet.trace.answers.report import report
-from ratchet.trace.answers.roofline import RooflineRow, Rooflines, measured_ceilings
+from ratchet.trace.answers.roofline import RooflineRow
 from ratchet.trace.answers.work import _ATEN, _RATCHET, PRODUCTS, category_of, rule_of, work
 from ratchet.trace.answers.work.call import (
     EQUAL_LENGTHS,

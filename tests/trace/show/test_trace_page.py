@@ -101,7 +101,7 @@ def test_the_page_says_everything(document: Report) -> None:
         "[512, 1024] × [1024, 256]",
         "Net_0 &gt; Linear_0",
         "all_reduce",
-        "H100 SXM, on paper",
+        "H100 SXM, FLOP/s and bandwidth as measured and published",
         "Memory",
         "8.00 MiB",
         "exposed-communication",
@@ -254,7 +254,7 @@ def test_the_page_of_a_comparison_says_what_changed(documents: dict[str, Any]) -
 def test_a_trace_on_the_cpu_has_a_page(documents: dict[str, Any]) -> None:
     page = render_trace_page(documents["cpu"])
     assert "operators that do not communicate" in page
-    assert "own CPU, ms" in page and "--device here" in page
+    assert "own CPU, ms" in page and "--device NAME, FILE or here" in page
     assert "Why the device was idle" not in page
 
 

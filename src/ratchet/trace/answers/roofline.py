@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ratchet.base.devices import catalogue
-from ratchet.base.devices.catalogue import CatalogueDevice
-from ratchet.base.devices.ceilings import Ceilings, Roofline
-from ratchet.base.devices.ceilings import roofline as measured
 from ratchet.trace.analysis.intervals import alike, groups, sums_by
+from ratchet.trace.answers.ceilings import Rooflines, trace_ceilings
 from ratchet.trace.answers.owners import CATEGORIES, Owned
 from ratchet.trace.answers.precision import TYPES
 from ratchet.trace.answers.tiles import tile_of
 from ratchet.trace.answers.work import Category
 from ratchet.trace.answers.work.call import NOT_KNOWN, SIZE, OpWork
 from ratchet.trace.read.columns import Int64, Kind, Trace
-
-_PEAKS = {
-    "fp32": ("matrix_tf32", "matrix_fp32", "vector_fp32"),
-    "bf16": ("matrix_bf16",),
-    "fp16": ("matrix_fp16",),
-    "fp64": ("matrix_fp64", "vector_fp64"),
-    "fp8": ("matrix_fp8",),
-}
-"""The catalogue's peaks that bound a type."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +47,7 @@ class RooflineRow:
     least: int  # The time at the ceiling, in ns; 0 if it is not known
     roof_flops_per_s: float  # The compute ceiling; 0 if it is not known
     roof_bytes_per_s: float  # The bandwidth ceiling; 0 if it is not known
+    paper: int  # The time at the maker's peaks, in ns; 0 if they are not known
 
     @property
     def flops_per_s(self) -> float:
@@ -94,71 +82,13 @@ class RooflineRow:
         return bool(self.flops or self.size_bytes)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rooflines:
-    """A device's rooflines by short type name."""
-
-    of: Mapping[str, Roofline]
-    source: str
-    rates: Ceilings | None = None  # Measured rates, which know the caches too
-
-    def at(self, dtype: str, size_bytes: int) -> Roofline | None:
-        """Return the roofline of a call that touches so much; None if none is known.
-
-        A type without a ceiling of its own (int64) has that of the fastest: it may be too high.
-        """
-        found = self.of.get(dtype)
-        if found is None:
-            found = max(self.of.values(), key=lambda one: one.flops_per_s, default=None)
-        if found is None or self.rates is None:
-            return found
-        speed = self.rates.bandwidth_bytes_per_s(size_bytes)
-        return Roofline(flops_per_s=found.flops_per_s, bytes_per_s=speed)
-
-
-def paper_ceilings(trace: Trace) -> Rooflines:
-    """Return the catalogue's peaks of the trace's device; none if it is not in the catalogue."""
-    device = next((one for one in trace.devices if one.name), None)
-    if device is None:
-        return Rooflines(of={}, source="the trace names no device")
-    entry = catalogue.load().match(device.name, compute_units=device.compute_units)
-    if entry is None:
-        return Rooflines(of={}, source=f"{device.name} is not in the catalogue")
-    return _on_paper(entry)
-
-
-def named_ceilings(name: str) -> Rooflines:
-    """Return the catalogue's peaks of a device by name; DeviceError if it is not there."""
-    known = catalogue.load()
-    return _on_paper(known.match(name) or known[name])
-
-
-def _on_paper(entry: CatalogueDevice) -> Rooflines:
-    bandwidth = entry.memory_bytes_per_s()
-    rooflines = {}
-    for short, peaks in _PEAKS.items():
-        rates = [rate for peak in peaks if (rate := entry.peak_flops_per_s(peak))]
-        if rates and bandwidth:
-            rooflines[short] = Roofline(flops_per_s=max(rates), bytes_per_s=bandwidth)
-    return Rooflines(of=rooflines, source=f"{entry.name}, on paper")
-
-
-def measured_ceilings(rates: Ceilings, device: str) -> Rooflines:
-    """Return the rooflines of rates that were measured on the trace's device."""
-    return Rooflines(
-        of={dtype: measured(rates, dtype=dtype) for dtype in rates.flops_per_s},
-        source=f"{device}, measured",
-        rates=rates,
-    )
-
-
 def roofline(owned: Owned, ceilings: Rooflines | None = None) -> tuple[RooflineRow, ...]:
     """Return all work but communication, by the time that could still be won."""
     trace = owned.trace
     chosen = np.flatnonzero(owned.category != CATEGORIES.index("communication"))
     rows, time, owner = owned.rows[chosen], owned.time[chosen], owned.owner[chosen]
     call, category, kind = owned.call[chosen], owned.category[chosen], owned.kind[chosen]
-    ceilings = ceilings or paper_ceilings(trace)
+    ceilings = ceilings or trace_ceilings(trace)
     paths = owned.modules_of(owner)
     # Work without an op is grouped by its own name.
     _, group = alike(kind, np.where(owner >= 0, -1, trace.text[rows]))
@@ -193,7 +123,8 @@ def _row(
 ) -> RooflineRow:
     count = each.size
     dtype = "" if least is None else TYPES.get(least.dtype.lower(), least.dtype)
-    roof = None if least is None else ceilings.at(dtype, least.size_bytes)
+    roof = None if least is None else ceilings.at(dtype, least.size_bytes, least.product)
+    paper = None if least is None else ceilings.paper_at(dtype)
     flops, size = (0, 0) if least is None else (least.flops * count, least.size_bytes * count)
     return RooflineRow(
         name=name,
@@ -211,11 +142,12 @@ def _row(
         bytes_from=NOT_KNOWN if least is None else least.bytes_from,
         kernel=kernel,
         module=module,
-        ceiling=ceilings.source,
+        ceiling=ceilings.source_of(dtype),
         bound=roof.bound(flops, size) if roof else "unknown",
         least=max(round(roof.time_bound_s(flops, size) * 1e9), 1) if roof else 0,
         roof_flops_per_s=roof.flops_per_s if roof else 0.0,
         roof_bytes_per_s=roof.bytes_per_s if roof else 0.0,
+        paper=max(round(paper.time_bound_s(flops, size) * 1e9), 1) if paper else 0,
     )
 
 

@@ -205,6 +205,8 @@ ROOFLINE = Described("roofline", "Ops against the ceilings", "could_win", (
     # Above 1 if the op was faster than its ceiling.
     share("of ceiling", lambda row: row.least / row.time if row.least and row.time else None,
           note="the ceiling's time over the op's"),
+    share("of paper", lambda row: row.paper / row.time if row.paper and row.time else None,
+          note="the time at the maker's peaks over the op's"),
     text("bound", on=BRIEF),
     figure("TFLOP/s", "flops_per_s", show=_rate),
     _extremes("flops"),

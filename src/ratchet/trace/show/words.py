@@ -155,7 +155,7 @@ def ceiling_words(rows: Iterable[RooflineRow]) -> str:
     if known := "; ".join(dict.fromkeys(row.ceiling for row in rows if row.least)):
         return f"Ceilings: {known}. {said}"
     why = "; ".join(dict.fromkeys(row.ceiling for row in rows))
-    return f"No ceilings: {why}. --device NAME (or --device here) gives them. {said}"
+    return f"No ceilings: {why}. --device NAME, FILE or here gives them. {said}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

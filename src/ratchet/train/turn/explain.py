@@ -11,8 +11,8 @@ from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.probe import Device
 from ratchet.trace.advice import advise
 from ratchet.trace.analysis import Identity
+from ratchet.trace.answers.ceilings import measured_ceilings
 from ratchet.trace.answers.report import Report, report
-from ratchet.trace.answers.roofline import measured_ceilings
 from ratchet.trace.answers.work import PRODUCTS
 from ratchet.trace.answers.work.call import FULL_MASK
 from ratchet.trace.read import read

@@ -120,6 +120,7 @@ def work(
         dtype=call.kind,
         flops_from=NOT_KNOWN if counted.flops is None else counted.flops_from,
         bytes_from=counted.bytes_from,
+        product=counted.product,
     )
 
 

@@ -13,6 +13,8 @@ from ratchet.base import Json
 from ratchet.trace.answers.collectives import ELEMENT_BYTES
 
 Shape = tuple[int, ...]
+Product = tuple[int, int, int]
+"""The sizes of one matrix product: m rows of x, n rows of the weight, and the k that they share."""
 
 # Where a figure of `OpWork` is from.
 SHAPES = "shapes"
@@ -39,6 +41,7 @@ class OpWork:
     dtype: str  # Type of the first floating-point input, as the profiler wrote it
     flops_from: str
     bytes_from: str
+    product: Product | None = None  # The sizes, if it is one matrix product
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,7 @@ class Counted:
     size_bytes: int
     flops_from: str = SHAPES
     bytes_from: str = SHAPES
+    product: Product | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ A multiplication and an addition count as one FLOP each.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import prod
 
 from ratchet.trace.answers.work.call import (
@@ -32,6 +33,11 @@ def _with_output(call: Call, flops: int, elements: int) -> Counted:
     return Counted(flops, _read(call) + elements * width)
 
 
+def _product(call: Call, m: int, n: int, k: int) -> Counted:
+    """Count one product, whose output is in the main input's type."""
+    return replace(_with_output(call, 2 * m * n * k, m * n), product=(m, n, k))
+
+
 # Matrix multiplies.
 
 
@@ -46,9 +52,10 @@ def matmul(call: Call) -> Counted | None:
         return None
     out = prod(left[:-2]) * left[-2] * right[-1]
     flops = 2 * out * left[-1]
+    product = (left[-2], right[-1], left[-1]) if len(left) == 2 else None
     if any(one.elements == out for one in call.tensors[adds + 2 :]) and not adds:
-        return Counted(flops, _read(call))
-    return _with_output(call, flops, out)
+        return Counted(flops, _read(call), product=product)
+    return replace(_with_output(call, flops, out), product=product)
 
 
 def vector_product(call: Call) -> Counted | None:
@@ -65,8 +72,7 @@ def linear(call: Call) -> Counted | None:
     shapes = [one.shape for one in call.tensors]
     if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][1]:
         return None
-    out = prod(shapes[0][:-1]) * shapes[1][0]
-    return _with_output(call, 2 * out * shapes[1][1], out)
+    return _product(call, prod(shapes[0][:-1]), *shapes[1])
 
 
 def linear_input_gradient(call: Call) -> Counted | None:
@@ -74,8 +80,7 @@ def linear_input_gradient(call: Call) -> Counted | None:
     shapes = [one.shape for one in call.tensors]
     if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][0]:
         return None
-    out = prod(shapes[0][:-1]) * shapes[1][1]
-    return _with_output(call, 2 * out * shapes[1][0], out)
+    return _product(call, prod(shapes[0][:-1]), shapes[1][1], shapes[1][0])
 
 
 def linear_weight_gradient(call: Call) -> Counted | None:
@@ -85,8 +90,7 @@ def linear_weight_gradient(call: Call) -> Counted | None:
         return None
     if prod(shapes[0][:-1]) != prod(shapes[1][:-1]):
         return None
-    out = shapes[0][-1] * shapes[1][-1]
-    return _with_output(call, 2 * prod(shapes[0]) * shapes[1][-1], out)
+    return _product(call, shapes[0][-1], shapes[1][-1], prod(shapes[0][:-1]))
 
 
 def linear_cross_entropy(call: Call) -> Counted | None:
@@ -124,10 +128,10 @@ def foreign_gemm(call: Call) -> Counted | None:
             others = [one for i, one in enumerate(wide) if i not in (first, second)]
             written = any(one.shape[-1] == columns and one.elements == rows * columns
                           for one in others)  # fmt: skip
-            flops = 2 * rows * columns * a[-1]
+            found = _product(call, rows, columns, a[-1])
             if written:
-                return Counted(flops, _read(call), SHAPES, ONCE)
-            return _with_output(call, flops, rows * columns)
+                return replace(found, size_bytes=_read(call), bytes_from=ONCE)
+            return found
     return None
 
 
@@ -137,7 +141,7 @@ def triton_template(call: Call) -> Counted | None:
     found = foreign_gemm(call)
     if found is None or len(flat) < 3:
         return Counted(None, _read(call), bytes_from=ONCE)
-    return Counted(found.flops, _read(call), SHAPES, ONCE)
+    return replace(found, size_bytes=_read(call), bytes_from=ONCE)
 
 
 def experts(call: Call) -> Counted | None:
