@@ -170,7 +170,7 @@ class _Device(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """What `ratchet device --json` writes, as far as it is used here."""
+    """The part of what `ratchet device --json` writes that is used here."""
 
     device: _Device
     gemm_flops_per_s: dict[str, float]
