@@ -17,7 +17,7 @@ from ratchet.trace.analysis import analyse
 from ratchet.trace.answers.ceilings import Rooflines, measured_ceilings
 from ratchet.trace.answers.report import report
 from ratchet.trace.answers.roofline import RooflineRow
-from ratchet.trace.answers.work import _ATEN, _RATCHET, PRODUCTS, category_of, rule_of, work
+from ratchet.trace.answers.work import _RATCHET, ATEN, PRODUCTS, category_of, rule_of, work
 from ratchet.trace.answers.work.call import (
     EQUAL_LENGTHS,
     FULL_MASK,
@@ -170,7 +170,7 @@ def test_a_causal_mask_leaves_the_pairs_below_it(queries: int, keys: int) -> Non
     assert amounts("ratchet::attention", *shapes, values=values)[0] == 4 * 2 * 4 * seen * 16
 
 
-NAMES = [f"{wing}::{name}" for wing, tables in (("aten", _ATEN), ("ratchet", _RATCHET))
+NAMES = [f"{wing}::{name}" for wing, tables in (("aten", ATEN), ("ratchet", _RATCHET))
          for _, rules in tables for name in rules]  # fmt: skip
 NAMES += ["aten::_foreach_add_", "vllm::fused_moe", "_C::rms_norm", "x::rotary_embedding",
           "x::fmha", "x::reshape_and_cache", "x::gemm", "triton_tem_fused_mm_1",
@@ -427,3 +427,51 @@ def test_categories_by_step_module_and_phase(tmp_path: Path) -> None:
     assert sum(row.time for row in of_steps) == sum(row.time for row in whole.values())
     modules = {row.module: row.time for row in rows if row.module}
     assert modules == {"Linear_0": 30_000, "Linear_1": 31_000}
+
+
+OGS = "_matmul_ogs_NNT_bf16xbf16xmxfp4_"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tile", "grids", "each"),
+    [(32, "16x128x256x1", (1748, 912), 4), (8192, "128x128x128x1", (287 * 46, 287 * 24), 4),
+     (1, "16x128x256x1", (2 * 46, 2 * 24), 2)],
+)  # fmt: skip
+def test_the_grids_tell_the_sizes_of_experts_that_are_no_arguments(
+    tokens: int, tile: str, grids: tuple[int, int], each: int
+) -> None:
+    dims, types = json.dumps([[tokens, 3072], [tokens, 32]]), '["c10::BFloat16", "c10::BFloat16"]'
+    launched = tuple(
+        (f"{OGS}{tile}{end}", f"[{blocks}, 1, 1]")
+        for end, blocks in zip(("_swiglu", ""), grids, strict=True)
+    )
+    found = work("vllm::moe_forward", dims, types, launched=launched)
+    assert found is not None and found.flops_from.startswith("at least")
+    assert found.flops == 2 * tokens * each * 3 * 3072 * (45 * 128 // 2)
+    assert found.size_bytes > min(32, tokens * each) * 3 * 3072 * 2880 // 2
+    for wrong in (
+        launched[:1],
+        (launched[0], (launched[1][0], "[911, 1, 1]")),
+        (launched[0], (launched[1][0], "")),
+        ((launched[0][0], "[7, 1, 1]"), launched[1]),
+        tuple((name.replace("matmul", "mm"), grid) for name, grid in launched),
+    ):
+        assert work("vllm::moe_forward", dims, types, launched=wrong) is None
+    assert work("vllm::moe_forward", dims, types) is None
+
+
+def test_a_users_triton_kernel_counts_its_arguments_once() -> None:
+    dims, types = "[[4, 8], [4, 8]]", '["float", "float"]'
+    found = work("my_kernel_3", dims, types, kernel="my_kernel")
+    assert found is not None and (found.flops, found.size_bytes) == (0, 2 * 4 * 8 * 4)
+    assert work("my_kernel_3", dims, types, kernel="another") is None
+    sage = work("sage_fwd_1", "[[1, 4, 64, 8], [1, 4, 64, 8], [1, 4, 64, 8], [1, 4, 2]]",
+                json.dumps(["signed char", "signed char", "c10::Half", "float"]))  # fmt: skip
+    assert sage is not None and sage.flops == 2 * 4 * 64 * 64 * 16
+
+
+def test_launches_keep_their_grid(tmp_path: Path) -> None:
+    call = mt.launch(1, 1, 1)
+    call["args"] |= {"kernel": "k", "grid": [38, 2, 1]}
+    trace = mt.made(tmp_path, [mt.op("aten::mm", 0, 9), call, mt.kernel("k", 10, 5, 1)])
+    assert [trace.strings[at] for at in trace.launches.grid] == ["[38, 2, 1]"]

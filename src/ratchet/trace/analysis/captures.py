@@ -50,8 +50,9 @@ def replays(trace: Trace, links: Links) -> list[Int64]:
 def joined(trace: Trace, links: Links, capture: Trace) -> Int64:
     """Return for each row of the trace the call in `capture` that captured it; -1 for none.
 
-    A replay and a capture fit if they have as many pieces of work, and no name differs. Several
-    that fit are taken in turn, as a model's layers are captured and replayed.
+    A replay and a capture fit if they have as many pieces of work, and no name differs; or if the
+    capture ends with a few calls more, and all names are known. Several that fit are taken in turn,
+    as a model's layers are captured and replayed.
     """
     source = np.full(len(trace), -1, dtype=np.int64)
     made = captures(capture)
@@ -67,11 +68,23 @@ def joined(trace: Trace, links: Links, capture: Trace) -> Int64:
     for rows in replays(trace, links):
         ran = tuple(trace.string(r) if trace.kind[r] == Kind.KERNEL else "" for r in rows.tolist())
         if ran not in fitting:
-            fitting[ran] = [number for number, one in enumerate(names) if _fit(one, ran)]
+            numbers = range(len(names))
+            fitting[ran] = [n for n in numbers if _fit(names[n], ran)] or [
+                n for n in numbers if _begins_with(names[n], ran)
+            ]
         if fitting[ran]:
-            source[rows] = made[fitting[ran][turns[ran] % len(fitting[ran])]]
+            source[rows] = made[fitting[ran][turns[ran] % len(fitting[ran])]][: rows.size]
             turns[ran] += 1
     return source
+
+
+_MORE = 0.01
+"""Share of its calls that a capture may have after the replayed ones."""
+
+
+def _begins_with(captured: _Names, ran: _Names) -> bool:
+    most = len(ran) + int(_MORE * len(ran))
+    return len(ran) < len(captured) <= most and captured[: len(ran)] == ran
 
 
 def _fit(captured: _Names, ran: _Names) -> bool:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.trace.analysis.captures import joined
-from ratchet.trace.analysis.intervals import alike
+from ratchet.trace.analysis.intervals import alike, groups
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import module_paths, work_of
-from ratchet.trace.answers.work import PRODUCTS, Category, category_of, rule_of, work
+from ratchet.trace.answers.kernels import KernelRow, module_paths, work_of
+from ratchet.trace.answers.sources import Place, Places
+from ratchet.trace.answers.work import (
+    PRODUCTS,
+    Category,
+    Launched,
+    category_of,
+    rule_of,
+    work,
+)
 from ratchet.trace.answers.work.call import OpWork, Shape, parse_shapes, shape_of
 from ratchet.trace.answers.work.optimizer import KERNEL, gradients
+from ratchet.trace.answers.work.products import experts
 from ratchet.trace.read.columns import Bool, Int32, Int64, Trace
 
 
@@ -47,7 +56,10 @@ class Owned:
         busy = time > 0
         self.trace, self.links = trace, links
         self.rows, self.op, self.time = rows[busy], op[busy], time[busy]
-        ops = _Ops(trace, links, self.op, trace.text[self.rows].astype(np.int64), trace.on_device)
+        text = trace.text[self.rows].astype(np.int64)
+        launch = links.launch[self.rows]
+        grid = np.where(launch >= 0, _of_launches(trace, "grid")[launch], -1)
+        ops = _Ops(trace, links, self.op, text, grid, trace.on_device)
         self._ops = [ops]
         self.owner = ops.owners_of(self.op)
         """By piece of work, a number for `written`, `work_of` and `module_of`; -1 for none."""
@@ -63,14 +75,13 @@ class Owned:
         """Give the kernels of replayed graphs the ops that captured them."""
         size = len(self.trace)
         source = joined(self.trace, self.links, capture.trace)[self.rows]
-        own = np.flatnonzero((source >= 0) & (self.op < 0))
+        own = np.flatnonzero(source >= 0)  # A compiled region around the replay says less
         if not own.size:
             return
         source = source[own]
-        text = np.full(len(capture.trace), -1, dtype=np.int64)
-        text[capture.trace.launches.row] = capture.trace.launches.name
         op = capture.links.op[source]
-        ops = _Ops(capture.trace, capture.links, op, text[source], on_device=True)
+        text, grid = (_of_launches(capture.trace, one)[source] for one in ("name", "grid"))
+        ops = _Ops(capture.trace, capture.links, op, text, grid, on_device=True)
         owner = ops.owners_of(op)
         found = owner >= 0
         own, owner = own[found], owner[found]
@@ -94,6 +105,34 @@ class Owned:
         """Return an op's name and shapes."""
         ops, row = self._at(owner)
         return ops.written(row)
+
+    def place_of(self, owner: int) -> Place:
+        """Return the code around an owner."""
+        if owner < 0:
+            return Place("", "")
+        ops, row = self._at(owner)
+        return ops.places.of(row)
+
+    def captured(self, rows: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
+        """Return kernels' rows in which replayed graphs have the ops that captured them."""
+        size = len(self.trace)
+        joined_here = np.flatnonzero(self.owner >= size)
+        found = []
+        by_name = {int(self.trace.text[self.rows[own[0]]]): own for own in (
+            joined_here[one] for one in groups(self.trace.text[self.rows[joined_here]])
+        )}  # fmt: skip
+        number = {self.trace.strings[text]: text for text in by_name}
+        for row in rows:
+            own = by_name.get(number.get(row.name, -1))
+            if own is None:
+                found.append(row)
+                continue
+            chief = int(self.owner[own[np.argmax(self.time[own])]])
+            op, shapes = self.written(chief)
+            unlinked = row.unlinked - int((self.op[own] < 0).sum())
+            module = self.modules_of(np.array([chief]))[chief]
+            found.append(replace(row, op=op, shapes=shapes, module=module, unlinked=unlinked))
+        return tuple(found)
 
     def modules_of(self, owners: Int64) -> dict[int, str]:
         """Return the module path of each of these owners; empty if none is known."""
@@ -121,8 +160,12 @@ class Owned:
 class _Ops:
     """The ops of one trace that have work, with the least work of each call."""
 
-    def __init__(self, trace: Trace, links: Links, op: Int64, text: Int64, on_device: bool) -> None:
-        """Take the op around each piece of work, and its kernel's name among the strings."""
+    def __init__(
+        self, trace: Trace, links: Links, op: Int64, text: Int64, grid: Int64, on_device: bool
+    ) -> None:
+        """Take the op around each piece of work; its kernel's name and grid among the strings."""
+        self._pieces = op, text, grid
+        self.places = Places(trace, links)
         self.trace, self.links, self._on_device = trace, links, on_device
         self._signature = np.full(len(trace), -1, dtype=np.int32)
         self._work: list[OpWork | None] = []
@@ -148,6 +191,16 @@ class _Ops:
     def written(self, row: int) -> tuple[str, str]:
         place = np.searchsorted(self.trace.ops.row, row)
         return self.trace.string(row), self.trace.strings[self.trace.ops.dims[place]]
+
+    def _launched(self, row: int) -> Launched:
+        """Return the kernels of an op that may hide its weights."""
+        known = rule_of(self.trace.string(row))
+        if known is None or known[1] is not experts:
+            return ()
+        op, text, grid = self._pieces
+        strings = self.trace.strings
+        own = np.flatnonzero((op == row) & (text >= 0) & (grid >= 0))
+        return tuple((strings[text[at]], strings[grid[at]]) for at in own.tolist())
 
     def _owners(self, op: Int64, text: Int64) -> tuple[Int32, Bool]:
         """Find the owner of each op's work and whether its own counts, by row of the trace."""
@@ -188,9 +241,17 @@ class _Ops:
                 kernel=trace.strings[kernel[row]] if kernel[row] >= 0 else "",
                 found=found,
                 launches=int(launches[row]),
+                launched=self._launched(row),
             )
             for at, row in zip(firsts.tolist(), table.row[firsts].tolist(), strict=True)
         ]
+
+
+def _of_launches(trace: Trace, column: str) -> Int64:
+    """Return a column of the launching calls by row of the trace; -1 where there is none."""
+    values = np.full(len(trace), -1, dtype=np.int64)
+    values[trace.launches.row] = getattr(trace.launches, column)
+    return values
 
 
 def _owners(

@@ -132,7 +132,7 @@ def report(
         steps=whole.windows(marked.labels, marked.start, marked.end) if marked else (),
         by_device=by_device(trace, links, communication),
         carried_in=carried_in(trace, links),
-        kernels=kernels(trace, links, communication),
+        kernels=owned.captured(kernels(trace, links, communication)),
         ops=ops(trace, links),
         categories=categories(owned, marked, calls),
         modules=modules(trace, links, calls),

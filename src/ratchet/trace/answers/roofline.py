@@ -12,6 +12,7 @@ from ratchet.trace.analysis.intervals import alike, groups, sums_by
 from ratchet.trace.answers.ceilings import Rooflines, trace_ceilings
 from ratchet.trace.answers.owners import CATEGORIES, Owned
 from ratchet.trace.answers.precision import TYPES
+from ratchet.trace.answers.sources import Place, fused_ops
 from ratchet.trace.answers.tiles import tile_of
 from ratchet.trace.answers.work import Category
 from ratchet.trace.answers.work.call import NOT_KNOWN, SIZE, OpWork
@@ -42,6 +43,8 @@ class RooflineRow:
     bytes_from: str
     kernel: str  # The kernel that took most of the time; empty on a CPU-only trace
     module: str  # The module that most of the time belongs to; empty if none is known
+    region: str  # The compiled region around it; empty if there is none
+    source: str  # The user's innermost line of Python around it; empty if the trace has no stacks
     ceiling: str  # Source of the device's ceilings, or the reason why there are none
     bound: Literal["compute", "memory", "unknown"]
     least: int  # The time at the ceiling, in ns; 0 if it is not known
@@ -70,6 +73,11 @@ class RooflineRow:
             found.split if found.split in ("", "split-K", "stream-K") else f"split {found.split}"
         )
         return " ".join(filter(None, (found.tile, found.isa, split)))
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The ops that Inductor fused into the kernel."""
+        return fused_ops(self.kernel)
 
     @property
     def could_win(self) -> int:
@@ -105,6 +113,7 @@ def roofline(owned: Owned, ceilings: Rooflines | None = None) -> tuple[RooflineR
                 category=CATEGORIES[category[chief]],
                 kernel=trace.string(rows[chief]) if trace.on_device else "",
                 module=paths[at],
+                place=owned.place_of(at),
             )
         )  # fmt: skip
     return tuple(sorted(made, key=lambda row: (-row.could_win, -row.time)))
@@ -120,6 +129,7 @@ def _row(
     category: Category,
     kernel: str,
     module: str,
+    place: Place,
 ) -> RooflineRow:
     count = each.size
     dtype = "" if least is None else TYPES.get(least.dtype.lower(), least.dtype)
@@ -142,6 +152,8 @@ def _row(
         bytes_from=NOT_KNOWN if least is None else least.bytes_from,
         kernel=kernel,
         module=module,
+        region=place.region,
+        source=place.source,
         ceiling=ceilings.source_of(dtype),
         bound=roof.bound(flops, size) if roof else "unknown",
         least=max(round(roof.time_bound_s(flops, size) * 1e9), 1) if roof else 0,

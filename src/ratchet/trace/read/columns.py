@@ -112,11 +112,12 @@ class Launches:
 
     row: Int32
     name: Int32
+    grid: Int32  # As written: blocks in three dimensions
 
 
 def _no_launches() -> Launches:
     nothing = np.empty(0, dtype=np.int32)
-    return Launches(row=nothing, name=nothing)
+    return Launches(row=nothing, name=nothing, grid=nothing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

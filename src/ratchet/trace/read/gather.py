@@ -229,6 +229,7 @@ class Gatherer:
         rows = [i for i, name in enumerate(names) if name]
         self.launch["row"].add(np.array(rows) + self.count)
         self.launch["name"].add(np.array(self._number(names[row] for row in rows)))
+        self.launch["grid"].add(self._texts([given[row].grid for row in rows]))
 
     def _add_others(self, events: Sequence[Any]) -> None:
         memory = [e for e in events if e.ph == "i" and e.name == "[memory]" and e.args]
@@ -374,7 +375,7 @@ def _placed(parts: dict[str, Parts], place: NDArray[np.int32]) -> dict[str, NDAr
     }
 
 
-_STRINGS = ("text", "dims", "types", "concrete", "name", "dtype", "group")
+_STRINGS = ("text", "dims", "types", "concrete", "name", "dtype", "group", "grid")
 
 
 def _sorted(

@@ -48,6 +48,7 @@ class WorkArguments(Struct, frozen=True, gc=False):
     dtype: Json = ""
     group: Json = field(default="", name="Process Group Name")
     kernel: Json = ""
+    grid: Raw = NOTHING
 
 
 class MemoryArguments(Struct, frozen=True, gc=False):

@@ -288,6 +288,12 @@ def _shape_words(entries: Sequence[Json]) -> Iterator[str]:
             yield f"[{', '.join(str(extent) for extent in entry)}]" if whole else str(entry)
 
 
+def short_line(line: str) -> str:
+    """Return a line of Python, such as `src/train.py(3): step`, with the file's name alone."""
+    path, _, rest = line.partition("(")
+    return f"{path.rpartition('/')[2]}({rest}" if rest else line
+
+
 def last_modules(path: str) -> str:
     """Return the two innermost modules of a path."""
     names = path.split(" > ")

@@ -18,7 +18,13 @@ from ratchet.base.show.words import (
 )
 from ratchet.trace.show import words
 from ratchet.trace.show.figures import roofline_plot
-from ratchet.trace.show.names import last_modules, short_kernel, short_kernels, short_shapes
+from ratchet.trace.show.names import (
+    last_modules,
+    short_kernel,
+    short_kernels,
+    short_line,
+    short_shapes,
+)
 
 if TYPE_CHECKING:
     from ratchet.trace.answers.report import Report
@@ -219,7 +225,10 @@ ROOFLINE = Described("roofline", "Ops against the ceilings", "could_win", (
     text("FLOPs, bytes from", lambda row: ", ".join({row.flops_from: 0, row.bytes_from: 0})),
     kernel("kernel", "kernel"),
     text("tile", note="the kernel's tile, instruction set and split, by its name"),
+    text("fused", show=lambda ops: ", ".join(ops) or ABSENT, note="ops that Inductor fused"),
     module("module", "module"),
+    _named("source", "source", lambda line, row: m.Span(short_line(line) or row.region or ABSENT,
+                                                        full=f"{line} {row.region}".strip())),
 ))
 _BY_PHASE = (
     text("category", on=BRIEF),

@@ -22,7 +22,7 @@ PRODUCTS: Final = frozenset({"GEMM", "attention", "convolution"})
 _NO_GRADIENTS = Gradients()
 _MOST_BYTES, _MOST_FLOPS = 2**48, 2**58  # Of one call; shapes that say more are damaged
 
-_ATEN: tuple[tuple[Category, dict[str, Rule]], ...] = (
+ATEN: tuple[tuple[Category, dict[str, Rule]], ...] = (
     ("GEMM", products.MATMULS | products.RECURRENT),
     ("convolution", products.CONVOLUTIONS),
     ("attention", products.ATTENTION),
@@ -51,6 +51,8 @@ _FOREIGN: tuple[tuple[Category, re.Pattern[str], Rule | None], ...] = (
                              r"unified_attention\w*|\w*paged_attention\w*|pa_fwd\w*|"
                              r"flash_attention\w*|\w*sage\w*attn\w*|mla_\w+)$"),
      products.attention),
+    ("attention", re.compile(r"^sage_fwd"), products.attention),
+    ("reduction", re.compile(r"^(TopK|SortTokens)$"), partial(moves.each_once, flops=1)),
     ("GEMM", re.compile(r"::\w*(fused_moe|moe_forward|fmoe|experts)\w*$"), products.experts),
     ("normalization", re.compile(r"::\w*(rms_?norm|layer_?norm|group_?norm)\w*$"),
      partial(moves.foreign_norm, flops=4)),
@@ -65,7 +67,13 @@ _FOREIGN: tuple[tuple[Category, re.Pattern[str], Rule | None], ...] = (
 )  # fmt: skip
 """Registered ops of vLLM, SGLang, aiter and flash-attn, and Inductor's Triton kernels, by name."""
 _LISTS = re.compile(r"^aten::(_foreach_|_fused_|_amp_foreach_)")
-_CUSTOM = re.compile(r"^(?!aten::|ratchet::|autograd::|c10d?::|torch::)\w+::|^triton_")
+_CUSTOM = re.compile(
+    r"^(?!aten::|ratchet::|autograd::|c10d?::|torch::)\w+::|^(triton_|sage_|TopK$|SortTokens$)"
+)
+_NUMBER = re.compile(r"_\d+$")
+"""End of the name that Inductor gives to its call of a Triton kernel of the user's."""
+Launched = tuple[tuple[str, str], ...]
+"""Names and grids of the kernels that a call launched, as far as they were recorded."""
 
 
 @lru_cache(maxsize=4096)
@@ -73,7 +81,7 @@ def rule_of(name: str) -> tuple[Category, Rule | None] | None:
     """Return the category and the rule of an op's name; None if it has none."""
     namespace, _, base = name.rpartition("::")
     base = base.rstrip("_") if not base.endswith("__") else base
-    tables = {"aten": _ATEN, "ratchet": _RATCHET}.get(namespace, ())
+    tables = {"aten": ATEN, "ratchet": _RATCHET}.get(namespace, ())
     for category, rules in tables:
         if base in rules:
             return category, rules[base]
@@ -95,13 +103,17 @@ def work(
     kernel: str = "",
     found: Gradients = _NO_GRADIENTS,
     launches: int = 0,
+    launched: Launched = (),
 ) -> OpWork | None:
     """Return the FLOPs and bytes of one call; None if they do not follow from the recording.
 
     Arguments are as the profiler wrote them. `kernel` is a kernel that the call launched, which
-    tells the type in a list of tensors; `found` and `launches` tell the sizes of a long list.
+    tells the type in a list of tensors; `found` and `launches` tell the sizes of a long list, and
+    `launched` those of weights that are no arguments.
     """
     known = rule_of(name)
+    if known is None and kernel and _NUMBER.sub("", name) == kernel:
+        known = category_of(name, kernel), moves.triton
     if known is None or not dims:
         return None
     category, rule = known
@@ -109,6 +121,8 @@ def work(
     counted = update(call, found, launches) if category == "optimizer" else None
     if rule is not None:
         counted = rule(call)
+    if counted is None and launched and rule is products.experts:
+        counted = products.hidden_experts(call, launched)
     flops = counted.flops or 0 if counted is not None else 0
     if counted is None or not (0 <= counted.size_bytes < _MOST_BYTES and 0 <= flops < _MOST_FLOPS):
         return None

@@ -23,6 +23,7 @@ FULL_MASK = "shapes, as if every token attended to every other"
 EQUAL_LENGTHS = "at least: as if all sequences were equally long"
 PAGES = "at least: without the keys in pages"
 GRADIENTS = "the shapes of the gradients"
+TILES = "at least: by the tiles and grids of the kernels"
 SIZE = "the copy's size"
 NOT_KNOWN = "not known"
 

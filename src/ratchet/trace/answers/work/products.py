@@ -6,6 +6,7 @@ A multiplication and an addition count as one FLOP each.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
@@ -15,11 +16,13 @@ from ratchet.trace.answers.work.call import (
     ONCE,
     PAGES,
     SHAPES,
+    TILES,
     Call,
     Counted,
     Rule,
     Shape,
     Tensor,
+    parse_shapes,
 )
 
 
@@ -182,6 +185,57 @@ def experts(call: Call) -> Counted | None:
     return Counted(2 * tokens * per_token * each, size)
 
 
+_OGS = re.compile(
+    r"^_matmul_ogs_\w+?_\w+?x\w+?x(?P<weight>\w+?)_(?P<m>\d+)x(?P<n>\d+)x\d+x1(?P<gated>_swiglu)?$"
+)
+"""Names of triton_kernels' product over ragged experts: types, then the tile, then the split."""
+_WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "mxfp4": 17 / 32}
+
+
+def hidden_experts(call: Call, launched: Sequence[tuple[str, str]]) -> Counted | None:
+    """Count experts whose weights are no arguments: hidden [t, h], router [t, e].
+
+    triton_kernels launches one block for each tile of the outputs. The second layer's outputs are
+    known, so its grid tells the blocks of rows; they tell how many experts each token has, and
+    divide the first layer's grid into its tiles of columns. The last tile may be almost empty.
+    """
+    flat = [one for one in call.tensors if len(one.shape) == 2]
+    layers = {bool(found["gated"]): (found, grid) for name, grid in launched
+              if (found := _OGS.match(name))}  # fmt: skip
+    if len(flat) < 2 or len(layers) != 2:
+        return None
+    (tokens, hidden), experts = flat[0].shape, flat[1].shape[1]
+    (up, up_grid), (down, down_grid) = layers[True], layers[False]
+    blocks = _blocks(down_grid) // -(-hidden // int(down["n"])) if hidden else 0
+    each = _chosen(blocks, tokens, experts, int(down["m"]))
+    if not each or _blocks(up_grid) % blocks or _blocks(down_grid) % blocks:
+        return None
+    inner = (_blocks(up_grid) // blocks - 1) * int(up["n"]) // 2
+    weights = 3 * hidden * inner
+    used = min(experts, tokens * each) * weights * _WEIGHT_BYTES.get(up["weight"], 0.5)
+    size = 2 * flat[0].size_bytes + int(used)
+    return Counted(2 * tokens * each * weights, size, TILES, TILES)
+
+
+def _blocks(grid: str) -> int:
+    sizes = [one for one in parse_shapes(grid) if isinstance(one, int) and one > 0]
+    return prod(sizes) if sizes else 0
+
+
+def _chosen(blocks: int, tokens: int, experts: int, rows: int) -> int:
+    """Return how many experts each token has, if so many blocks of rows tell; 0 if not.
+
+    With more rows than experts, triton_kernels reserves one block for each expert but the first,
+    and one for every full `rows` of what is left.
+    """
+    for each in range(1, min(experts, 64) + 1):
+        all_rows = tokens * each
+        needed = experts - 1 - (experts - all_rows - 1) // rows if all_rows > experts else all_rows
+        if needed == blocks:
+            return each
+    return 0
+
+
 def recurrent(call: Call) -> Counted | None:
     """Count a recurrent net's products: every weight matrix with every step's input."""
     steps = call.main
@@ -302,7 +356,11 @@ def attention(call: Call) -> Counted | None:
     lengths = _lengths(call)
     if lengths or len(query.shape) == 3:
         return _ragged(call, query, key, value, lengths, backward)
-    heads, tokens = (1, 2) if HEADS_FIRST.search(call.base) else (2, 1)
+    # Sage's scales are of [batch, heads, blocks].
+    scaled = "sage" in call.base and any(
+        len(one.shape) == 3 and one.shape[:2] == query.shape[:2] for one in call.tensors
+    )
+    heads, tokens = (1, 2) if scaled or HEADS_FIRST.search(call.base) else (2, 1)
     pairs = _pairs(query.shape[tokens], key.shape[tokens], _causal(call))
     each = query.shape[0] * query.shape[heads] * pairs
     flops = (2 if not backward else 5) * each * (query.shape[-1] + value.shape[-1])
