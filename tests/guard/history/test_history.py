@@ -16,7 +16,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import ObservationBook
 from ratchet.guard.history import analyse, analyse_one, gather
 from ratchet.guard.history.incidents import Incident, follow, incidents, mark
-from ratchet.guard.history.show import shift_words
+from ratchet.guard.history.plot import shift_words
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from ratchet.base.show.words import common_unit, show_time
@@ -71,6 +72,39 @@ class Scale:
                 return inside
         # An axis that spans less than a decade has too few powers of ten to be readable.
         return self._values(count)
+
+
+_HOUR, _DAY = 3600, 86_400
+_SPANS = (60, 600, _HOUR, 6 * _HOUR, _DAY, 2 * _DAY, 7 * _DAY, 14 * _DAY)
+_MONTHS = (1, 3, 6, 12, 24, 60, 120)
+
+
+def time_ticks(scale: Scale, count: int = 5) -> tuple[Tick, ...]:
+    """Return at most about `count` round moments of an axis in Unix seconds, labelled in UTC."""
+    rough = (scale.high - scale.low) / count
+    step = next((one for one in _SPANS if one >= rough), 0)
+    if step:
+        # Weeks begin on a Monday, and the first day of Unix time is a Thursday.
+        origin = 4 * _DAY if step >= 7 * _DAY else 0
+        first, last = (math.floor((end - origin) / step) for end in (scale.low, scale.high))
+        moments = [origin + index * step for index in range(first + 1, last + 1)]
+        form = "%H:%M" if step < _DAY else "%-d %b"
+    else:
+        months = next((one for one in _MONTHS if one * 30 * _DAY >= rough), _MONTHS[-1])
+        low, high = (datetime.fromtimestamp(end, UTC) for end in (scale.low, scale.high))
+        places = range(low.year * 12 + low.month, high.year * 12 + high.month)
+        moments = [
+            int(datetime(at // 12, at % 12 + 1, 1, tzinfo=UTC).timestamp())
+            for at in places
+            if at % months == 0
+        ]
+        form = "%b %Y" if months < 12 else "%Y"
+
+    def label(moment: int) -> str:
+        midnight = moment % _DAY == 0
+        return f"{datetime.fromtimestamp(moment, UTC):{'%-d %b' if midnight and step else form}}"
+
+    return tuple(Tick(percent=scale.percent(one), label=label(one)) for one in moments)
 
 
 def from_zero(values: Iterable[float]) -> Scale:
@@ -158,6 +192,8 @@ class Plot:
     y_title: str
     marks: tuple[Mark, ...] = ()
     """Vertical lines: `left`, and a `look` and a `title` if they have one."""
+    count: int = 0
+    """The number of points, if each needs room: a plot of many is wider than the page."""
 
 
 def stacked_bar(
@@ -302,8 +338,10 @@ def points_plot(
     x_title: str,
     y_title: str,
     show: Callable[[float], str],
+    width: Scale | None = None,
+    x_ticks: Sequence[Tick] | None = None,
 ) -> Plot:
-    """Plot at least one result with its interval, by index.
+    """Plot at least one result with its interval, by index or on an axis of one's own.
 
     `levels` are horizontal lines (from, to, value), `marks` vertical ones (place, look, title).
     """
@@ -312,7 +350,7 @@ def points_plot(
         [*(one.value for one in points), *itertools.chain(*ends), *(y for *_, y in levels)]
     )
     places = [one.at for one in points]
-    width = Scale(low=min(places) - 0.5, high=max(places) + 0.5)
+    width = width or Scale(low=min(places) - 0.5, high=max(places) + 0.5)
 
     def place(at: float, value: float) -> str:
         return f"{width.percent(at):.2f} {100 - scale.percent(value):.2f}"
@@ -323,7 +361,9 @@ def points_plot(
         if one.low is not None and one.high is not None
     )
     kept = [one for one in points if math.isfinite(one.value)]
-    indices = width.ticks(lambda at: f"{at:.0f}" if at == round(at) else "")
+    if x_ticks is None:
+        indices = width.ticks(lambda at: f"{at:.0f}" if at == round(at) else "")
+        x_ticks = [one for one in indices if one.label]
     return Plot(
         series=(
             Series(key="interval", title="", path="".join(intervals)),
@@ -339,11 +379,12 @@ def points_plot(
                 titled=tuple((f"M{place(one.at, one.value)}h.01", one.title) for one in kept),
             ),
         ),
-        x_ticks=tuple(one for one in indices if one.label),
+        x_ticks=tuple(x_ticks),
         y_ticks=scale.ticks(show, count=5),
         x_title=x_title,
         y_title=y_title,
         marks=tuple(
             Mark(left=width.percent(at), look=look, title=title) for at, look, title in marks
         ),
+        count=len(kept),
     )

@@ -137,6 +137,7 @@ class Column:
     look: Look = field(default="text", kw_only=True)
     on: On = field(default="both", kw_only=True)
     note: str = field(default="", kw_only=True)
+    href: str = field(default="", kw_only=True)  # What the title links to
 
     @property
     def key(self) -> str:
@@ -235,6 +236,7 @@ class ResultReport:
     """A command's result: the answer in a sentence, what belongs to it, and the sections."""
 
     title: str = ""  # The name of the page's tab
+    links: tuple[Span, ...] = ()  # To the other pages, where a page is one of several
     heading: str = ""
     headline: Inline = ""
     header: tuple[ReportBlock, ...] = ()

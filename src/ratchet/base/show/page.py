@@ -81,12 +81,12 @@ def markup(content: Inline) -> Markup:
 
 def _run(text: str, look: str, full: str, href: str) -> Markup:
     shown = escape(text)
-    if href:
-        return Markup('<a href="{}">{}</a>').format(href, shown)
-    if not look and not full:
+    if not look and not full and not href:
         return shown
     tag, classes = _TAGS.get(look, "span"), "" if look in _TAGS else look
     marks = Markup(' class="{}"').format(classes) if classes else Markup("")
+    if href:
+        tag, marks = "a", marks + Markup(' href="{}"').format(href)
     if full:
         marks += Markup(' title="{}"').format(full)
     return Markup("<{tag}{marks}>{shown}</{tag}>").format(tag=tag, marks=marks, shown=shown)

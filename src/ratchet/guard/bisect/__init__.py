@@ -27,7 +27,7 @@ from ratchet.guard.bisect.search import GOOD, STOP, CommitPair, CommitSearch, Ef
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.checkouts.provenance import prove
 from ratchet.guard.command import MeasuredCommand
-from ratchet.guard.history.show import short_revision
+from ratchet.guard.history.plot import short_revision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

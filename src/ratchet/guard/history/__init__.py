@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -39,16 +39,28 @@ class HistorySeries:
     left_out: int  # Values that are no finite number
 
 
-def gather(observations: Iterable[Observation]) -> list[HistorySeries]:
+def gather(
+    observations: Iterable[Observation], fault: Callable[[str], None] | None = None
+) -> list[HistorySeries]:
     """Group observations, which are in the order of their commits, into series by name.
 
+    `fault` hears of each series that changes its unit or direction, which is left out.
+
     Raises:
-        HistoryError: a series changes its unit or direction.
+        HistoryError: there is such a series, and nobody to hear of it.
     """
     groups: dict[str, list[Observation]] = {}
     for one in observations:
         groups.setdefault(series_of(one), []).append(one)
-    return [_series(key, rows) for key, rows in sorted(groups.items())]
+    found = []
+    for key, rows in sorted(groups.items()):
+        try:
+            found.append(_series(key, rows))
+        except HistoryError as error:
+            if fault is None:
+                raise
+            fault(str(error))
+    return found
 
 
 def compiled(only: str) -> re.Pattern[str]:

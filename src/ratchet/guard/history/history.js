@@ -18,10 +18,6 @@ function reveal() {
   tile.hidden = false; tile.open = true;
   tile.scrollIntoView();
 }
-for (const tile of tiles) {
-  const plot = tile.querySelector(".wide");
-  tile.addEventListener("toggle", () => { plot.scrollLeft = plot.scrollWidth; });  // the newest
-}
 search.addEventListener("input", filter);
 changed.addEventListener("change", filter);
 addEventListener("hashchange", reveal);

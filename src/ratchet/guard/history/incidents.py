@@ -93,8 +93,19 @@ def follow(book: ObservationBook, found: Sequence[Incident], keys: Iterable[str]
 
     `keys` are the series that were looked at: an incident of others is left alone.
     """
-    known, looked, seen = recorded(book), set(keys), set()
-    result = []
+    result, steps = followed(recorded(book.events()), found, keys)
+    for incident, event in steps:
+        _add(book, incident, event)
+    return result
+
+
+def followed(
+    known: Sequence[Incident], found: Sequence[Incident], keys: Iterable[str]
+) -> tuple[list[Incident], list[tuple[Incident, IncidentEventName]]]:
+    """Return the incidents as `follow` does, and what it writes down of them."""
+    looked, seen = set(keys), set()
+    result: list[Incident] = []
+    steps: list[tuple[Incident, IncidentEventName]] = []
     for incident in found:
         among = {one.key: one.among for one in incident.series}
         match = next(
@@ -114,28 +125,28 @@ def follow(book: ObservationBook, found: Sequence[Incident], keys: Iterable[str]
         seen.add(current.id)
         gone = all(one.back for one in incident.series)
         if match is None:
-            _add(book, current, "opened")
+            steps.append((current, "opened"))
         elif match.state == "went away" and not gone:
-            _add(book, current, "reopened")
+            steps.append((current, "reopened"))
             current = replace(current, state="open")
         if gone and current.state in ("open", "acknowledged"):
-            _add(book, current, "went_away")
+            steps.append((current, "went_away"))
             current = replace(current, state="went away")
         result.append(current)
     for old in known:
         if old.id in seen or not {one.key for one in old.series} <= looked:
             continue
         if old.state in ("open", "acknowledged"):
-            _add(book, old, "went_away")
+            steps.append((old, "went_away"))
             old = replace(old, state="went away")
         result.append(replace(old, series=()))
-    return sorted(result, key=lambda one: (one.committed_at, one.revision))
+    return sorted(result, key=lambda one: (one.committed_at, one.revision)), steps
 
 
-def recorded(book: ObservationBook) -> list[Incident]:
+def recorded(events: Iterable[IncidentEvent]) -> list[Incident]:
     """Return the incidents of a ledger with their states; of their series only the names."""
     found: dict[str, Incident] = {}
-    for event in book.events():
+    for event in events:
         old = found.get(event.incident)
         found[event.incident] = Incident(
             id=event.incident,
@@ -156,7 +167,7 @@ def mark(
     Raises:
         HistoryError: no incident, or more than one, has this id.
     """
-    known = recorded(book)
+    known = recorded(book.events())
     found = [one for one in known if id and one.id.startswith(id)]
     if len(found) != 1:
         many = "more than one incident" if found else "no incident"

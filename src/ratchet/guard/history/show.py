@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
 import numpy as np
-from markupsafe import Markup
 
 from ratchet.base.show import model as m
-from ratchet.base.show.figures import Plot, PlotPoint, Scale, around, dots, line_path, points_plot
+from ratchet.base.show.figures import Plot, around, dots, line_path
 from ratchet.base.show.page import own_script, render_page
-from ratchet.base.show.words import ABSENT, show_change, show_value
-from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
+from ratchet.base.show.words import ABSENT, show_value
+from ratchet.guard.history import AnalysedSeries, Shift
 from ratchet.guard.history.csv_file import Exported
 from ratchet.guard.history.incidents import Incident
+from ratchet.guard.history.plot import (
+    MOST_POINTS,
+    Names,
+    axis_of,
+    series_plot,
+    shift_words,
+    short_revision,
+)
 
-MOST_POINTS: Final = 2000  # Limit of one series on the page; a longer one keeps its newest
 MOST_ROWS: Final = 30
 MOST_KEYS: Final = 6
 WAITING: Final = ("open", "acknowledged")
 STATES: Final = (*WAITING, "went away", "resolved")
-_LEGEND: Final = (
+LEGEND: Final = (
     ("regression", "regression", ""),
     ("improvement", "improvement", ""),
     ("environment", "environment changed", ""),
@@ -76,7 +81,7 @@ def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[
     table = m.ResultTable(
         INCIDENTS, ordered, marked=lambda one: "" if one.state in WAITING else "soft"
     )
-    names = {(each.key, each.shift.index): one.id for one in incidents for each in one.series}
+    names = names_of(incidents)
     return render_page(
         m.ResultReport(
             title="History",
@@ -86,13 +91,18 @@ def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[
                 m.section("Incidents", table if incidents else "None."),
                 m.section(
                     "Series",
-                    m.Figure("legend", _LEGEND),
+                    m.Figure("legend", LEGEND),
                     m.Figure("small_multiples", [_tile(one, names) for one in shown]),
                 ),
             ),
             extras=own_script("ratchet.guard.history", "history.js"),
         )
     )
+
+
+def names_of(incidents: Sequence[Incident]) -> Names:
+    """Return the incident of each regression."""
+    return {(each.key, each.shift.index): one.id for one in incidents for each in one.series}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,25 +119,24 @@ class SeriesTile:
     points: str  # Paths in a box of 100 by 100, as those of the plot
     path: str
     marks: tuple[tuple[float, str], ...]
-    count: int
     plot: Plot
 
 
-def _tile(one: AnalysedSeries, names: Mapping[tuple[str, int], str]) -> SeriesTile:
+def _tile(one: AnalysedSeries, names: Names) -> SeriesTile:
     """Draw a series; `names` has the incident of each of its regressions."""
     series = one.series
-    first = max(0, len(series.values) - MOST_POINTS)
-    values = series.values[first:].tolist()
+    axis = axis_of(series, max(0, len(series.values) - MOST_POINTS))
+    values = series.values[axis.first :].tolist()
     levels = [
-        (max(first, start) - 0.5, end - 0.5, level)
+        (axis.before(start), axis.before(end), level)
         for start, end, level in one.levels()
-        if end > first
+        if end > axis.first
     ]
-    shifts = [shift for shift in one.shifts if shift.index >= first]
+    shifts = [shift for shift in one.shifts if shift.index >= axis.first]
     # Spikes would flatten everything else: the folded scale leaves out the most extreme.
     low, high = (float(v) for v in np.quantile(values, (0.04, 0.96)))
     scale = around([low, high, *(level for *_, level in levels)])
-    across = Scale(low=first - 0.5, high=len(series.values) - 0.5)
+    across = axis.width
     newest = one.shifts[-1] if one.shifts else None
     return SeriesTile(
         id=_anchor(series.key),
@@ -136,51 +145,20 @@ def _tile(one: AnalysedSeries, names: Mapping[tuple[str, int], str]) -> SeriesTi
         device=series.device,
         level=show_value(levels[-1][-1], series.unit),
         words="" if newest is None else f"{newest.kind} {shift_words(newest)}",
-        tone="regression" if one.regressed else newest.kind if newest else "quiet",
+        tone=tone_of(one),
         points=dots(
             (across.percent(at), 100 - scale.percent(value))
-            for at, value in enumerate(values, first)
+            for at, value in zip(axis.places, values, strict=True)
         ),
         path="".join(line_path(((a, y), (b, y)), across, scale) for a, b, y in levels),
-        marks=tuple((across.percent(shift.index - 0.5), shift.kind) for shift in shifts),
-        count=len(values),
-        plot=points_plot(
-            [_point(series, at) for at in range(first, len(series.values))],
-            levels=levels,
-            marks=_marks(one, shifts, first, names),
-            x_title="results, the oldest first",
-            y_title=series.unit,
-            show=lambda value: f"{value:.4g}",
-        ),
+        marks=tuple((across.percent(axis.before(s.index)), s.kind) for s in shifts),
+        plot=series_plot(one, names),
     )
 
 
-def _point(series: HistorySeries, at: int) -> PlotPoint:
-    value, low, high = (float(ends[at]) for ends in (series.values, series.lows, series.highs))
-    known = math.isfinite(low) and math.isfinite(high)
-    span = f" [{low:.6g}, {high:.6g}]" if known else ""
-    said = (short_revision(series.revisions[at]), series.times[at], series.environments[at])
-    return PlotPoint(
-        at=at,
-        value=value,
-        title="\n".join([f"{value:.6g} {series.unit}{span}", *filter(None, said)]),
-        low=low if known else None,
-        high=high if known else None,
-    )
-
-
-def _marks(
-    one: AnalysedSeries, shifts: Sequence[Shift], first: int, names: Mapping[tuple[str, int], str]
-) -> Iterator[tuple[float, str, str]]:
-    """Yield where the level or the environment changed: place, look, and what a reader hovers."""
-    for shift in shifts:
-        incident = names.get((one.series.key, shift.index), "")
-        said = f"{shift.kind} {shift_words(shift)}"
-        yield shift.index - 0.5, shift.kind, said + (f", incident {incident}" if incident else "")
-    known = {shift.index for shift in shifts}
-    for at in one.new_environments:
-        if at >= first and at not in known:
-            yield at - 0.5, "", "new environment, same level"
+def tone_of(one: AnalysedSeries) -> str:
+    """Return what a series is coloured by: `regression` until code mends it, or its last change."""
+    return "regression" if one.regressed else one.shifts[-1].kind if one.shifts else "quiet"
 
 
 def _anchor(key: str) -> str:
@@ -201,12 +179,17 @@ def _worst(one: Incident) -> str:
 
 def _keys(one: Incident) -> m.Inline:
     """Return the series of an incident, each a link that opens it."""
-    link = Markup('<a href="#{}">{}</a> {}<br>')
-    shown = [
-        link.format(_anchor(each.key), each.key, shift_words(each.shift)) for each in one.series
-    ]
-    more = len(shown) - MOST_KEYS
-    return m.Span(Markup("").join(shown[:MOST_KEYS]) + (f"and {more} more" if more > 0 else ""))
+    return series_of_incident(one, lambda key: f"#{_anchor(key)}")
+
+
+def series_of_incident(one: Incident, place: Callable[[str], str]) -> m.Inline:
+    """Return the series of an incident with their changes; `place` is what each links to."""
+    more = len(one.series) - MOST_KEYS
+    found: list[str | m.Span] = []
+    for each in one.series[:MOST_KEYS]:
+        found += [", " if found else "", m.Span(each.key, href=place(each.key))]
+        found += [f" {shift_words(each.shift)}"]
+    return (*found, f" and {more} more") if more > 0 else tuple(found)
 
 
 def _level(one: AnalysedSeries) -> str:
@@ -225,13 +208,6 @@ def _shifts(one: AnalysedSeries) -> str:
     return "; ".join(said)
 
 
-def shift_words(shift: Shift) -> str:
-    """Format a change: +2.1%, or both levels where one is not above 0 and a share says nothing."""
-    if shift.before > 0 and shift.after > 0:
-        return show_change(shift.change)
-    return f"{shift.before:.4g} to {shift.after:.4g}"
-
-
 def left_out_words(found: Exported) -> str:
     """Say what an export could not hold, and why; empty if it holds all."""
     if not found.why:
@@ -241,13 +217,6 @@ def left_out_words(found: Exported) -> str:
         f"; left out: {found.left_out_results} results, and {found.left_out_series} of {every} "
         f"series altogether, since {found.why} (--format csv holds all)"
     )
-
-
-def short_revision(revision: str) -> str:
-    """Return the first digits of a commit's hash; other names stay whole."""
-    hash, plus, rest = revision.partition("+")
-    digits = len(hash) == 40 and all(one in "0123456789abcdef" for one in hash)
-    return (hash[:10] if digits else hash) + plus + rest
 
 
 def urgency(one: AnalysedSeries) -> tuple[bool, bool, bool, str]:

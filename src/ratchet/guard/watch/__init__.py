@@ -19,7 +19,7 @@ from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.history import gather
 from ratchet.guard.history.csv_file import ImportDefaults
 from ratchet.guard.history.formats import read_results
-from ratchet.guard.history.show import short_revision
+from ratchet.guard.history.plot import short_revision
 from ratchet.guard.watch.suite import (
     BenchmarkResult,
     Limits,
