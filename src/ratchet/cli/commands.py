@@ -23,6 +23,7 @@ from ratchet.cli import (  # noqa: F401
     optimize,
     plan,
     ranks,
+    site,
     sweep,
     trace,
     watch,

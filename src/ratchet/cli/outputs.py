@@ -38,6 +38,7 @@ GOOGLE = re.compile(rb'"executable": "ratchet history export"')
 ASV = re.compile(rb'"result_columns": \[\s*"result",\s*"params",\s*"version",\s*"stats_ci_99_a",\s*'
                  rb'"stats_ci_99_b"\s*\]')  # fmt: skip
 MERGED = re.compile(rb'\A\{"schemaVersion": 1, "displayTimeUnit": "ms", .{1,80}"merged": \[')
+SITE = re.compile(rb'<meta name="generator" content="ratchet site">')
 PARQUET = re.compile(rb"times in ns, sizes in bytes, rates in units a second")
 SARIF = re.compile(rb'"driver": \{\s*"name": "ratchet port"')
 JUNIT = re.compile(rb'<testsuites name="ratchet ')
@@ -118,9 +119,13 @@ class OutFile(Output):
 
 @dataclass(frozen=True, kw_only=True)
 class OutFolder(Output):
-    """An output that is a folder; `names` are patterns of the files that are overwritten in it."""
+    """An output that is a folder; `names` are patterns of the files that are overwritten in it.
+
+    A folder that is written as a `whole` is empty, or holds some of them already.
+    """
 
     names: tuple[str, ...] = ()
+    whole: bool = False
 
     def check(self, path: Path, option: str, read: list[Read], *, force: bool) -> None:
         files.check_new_folder(path, option)
@@ -128,6 +133,7 @@ class OutFolder(Output):
             raise FileError(f"{option} {path} is what the command reads ({same.what}): {OTHERS}")
         try:
             there = [one for name in self.names for one in path.glob(name) if not one.is_dir()]
+            other = sorted(path.iterdir())[:1] if self.whole and not there and path.exists() else []
         except OSError as error:
             raise FileError(
                 f"{option} {path} cannot be read ({error.strerror}): {OTHERS}"
@@ -142,10 +148,11 @@ class OutFolder(Output):
         if force:
             return
         pages = [one for one in there if one.suffix == ".html" and not self.is_ours(one)]
-        if pages or (there and not any(self.is_ours(one) for one in there)):
+        if pages or other or (there and not any(self.is_ours(one) for one in there)):
+            name = (pages or other or there)[0].name
             raise FileError(
-                f"{option} {path} holds {(pages or there)[0].name}, which this command did not "
-                f"write: {OTHERS}, or give --force to lose it"
+                f"{option} {path} holds {name}, which this command did not write: {OTHERS}, or "
+                "give --force to lose it"
             )
 
 

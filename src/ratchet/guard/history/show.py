@@ -50,7 +50,7 @@ SERIES = (
     m.number("points", lambda one: str(len(one.series.values))),
     m.number("level now", lambda one: _level(one)),
     m.number("changes", lambda one: str(len(one.shifts))),
-    m.why("why", lambda one: _shifts(one)),
+    m.why("why", lambda one: shifts_words(one)),
 )
 
 
@@ -197,7 +197,7 @@ def _level(one: AnalysedSeries) -> str:
     return show_value(levels[-1] if levels else None, one.series.unit)
 
 
-def _shifts(one: AnalysedSeries) -> str:
+def shifts_words(one: AnalysedSeries) -> str:
     series = one.series
     said = []
     for shift in one.shifts[-2:]:
