@@ -179,15 +179,15 @@ def _worst(one: Incident) -> str:
 
 def _keys(one: Incident) -> m.Inline:
     """Return the series of an incident, each a link that opens it."""
-    return series_of_incident(one, lambda key: f"#{_anchor(key)}")
+    return series_of_incident(one, lambda key: m.Span(key, href=f"#{_anchor(key)}"))
 
 
-def series_of_incident(one: Incident, place: Callable[[str], str]) -> m.Inline:
-    """Return the series of an incident with their changes; `place` is what each links to."""
+def series_of_incident(one: Incident, link: Callable[[str], m.Span]) -> m.Inline:
+    """Return the series of an incident with their changes; `link` shows the name of one."""
     more = len(one.series) - MOST_KEYS
     found: list[str | m.Span] = []
     for each in one.series[:MOST_KEYS]:
-        found += [", " if found else "", m.Span(each.key, href=place(each.key))]
+        found += [", " if found else "", link(each.key)]
         found += [f" {shift_words(each.shift)}"]
     return (*found, f" and {more} more") if more > 0 else tuple(found)
 

@@ -70,7 +70,7 @@ def run_page(facts: SiteFacts, run: Run) -> m.ResultReport:
     document = facts.book.payload(*run.place)
     known: list[m.Named] = [
         ("command", f"ratchet {run.command}"),
-        ("date", f"{moment(run.at)} UTC"),
+        ("date (UTC)", moment(run.at)),
         ("measured on", facts.device(run.device)),
         ("ended", run.state),
         ("run", m.Span(run.key[:80], "code")),
@@ -249,7 +249,7 @@ def recipe_page(facts: SiteFacts, one: Proven) -> m.ResultReport:
     known: list[m.Named] = [
         ("workload", clipped(one.workload)),
         ("proven on", facts.device(one.device)),
-        ("date", f"{moment(one.at)} UTC"),
+        ("date (UTC)", moment(one.at)),
         ("by the run", facts.links.to("run", one.turn, run.title if run else one.turn[:12])),
         ("arithmetic", "changed" if one.changes_arithmetic else "kept"),
         ("checksum", m.Span(str(document.get("checksum", ""))[:80], "code")),
@@ -346,7 +346,7 @@ def verdict_page(facts: SiteFacts, one: Judged) -> m.ResultReport:
         ("kernel", facts.kernel(one.kernel)),
         ("problem", clipped(facts.problem_name(one.problem))),
         ("judged on", facts.device(one.device)),
-        ("date", f"{moment(one.at)} UTC"),
+        ("date (UTC)", moment(one.at)),
     ]
     try:
         report = _verdict(facts, one)

@@ -30,7 +30,6 @@ class SiteFacts:
 
     book: SiteBook
     links: Links
-    place: str  # The ledger's file, or its URL without the password
     series: Sequence[AnalysedSeries]  # The regressed first
     every_series: int
     results: int
@@ -92,6 +91,15 @@ class SiteFacts:
     def device(self, device: str) -> m.Span:
         return self.links.to("device", device, self.device_name(device))
 
+    def series_link(self, key: str) -> m.Span:
+        """Return a series' name, linked to its page."""
+        one = self.by_key.get(key)
+        if one is None:
+            return clipped(key)
+        own = one.series
+        name = f"{own.benchmark} · {own.metric} on {self.device_name(own.device)}"
+        return self.links.to("series", key, name)
+
     def kernel(self, hash: str) -> m.Span:
         known = self.named_kernels.get(hash)
         return self.links.to("kernel", hash, f"{known.name if known else ''} {hash[:12]}".strip())
@@ -142,7 +150,6 @@ def read_facts(ledger: Ledger, commit_url: str) -> SiteFacts:
     facts = SiteFacts(
         book=book,
         links=Links(commit_url=commit_url),
-        place=ledger.place,
         series=series[:MOST_SERIES],
         every_series=len(series),
         results=len(observations),

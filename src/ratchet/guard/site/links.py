@@ -96,9 +96,9 @@ def clipped(text: str, *, full: str = "", href: str = "", look: str = "") -> m.S
     return m.Span(text, look, full[:MOST_HOVERED], href)
 
 
-def moment(at: str) -> str:
-    """Return a row's time to the minute."""
-    return show_moment(at).removesuffix(" UTC")[:40] if at else ""
+def moment(at: str) -> m.Span:
+    """Return a row's time to the minute, in UTC."""
+    return m.Span(show_moment(at).removesuffix(" UTC")[:40] if at else "", "when")
 
 
 def list_page(kind: str, number: int = 1) -> str:

@@ -80,7 +80,6 @@ def overview(facts: SiteFacts) -> m.ResultReport:
             if facts.runs.rows
             else None,
             fault_words(facts),
-            m.Words(("Ledger: ", clipped(facts.place)), "note", on="page"),
         ),
     )
 
@@ -114,7 +113,7 @@ def _incidents(facts: SiteFacts) -> tuple[m.Column, ...]:
         m.number("worst", lambda one: shift_words(one.series[0].shift) if one.series else ""),
         m.why(
             "series",
-            lambda one: series_of_incident(one, lambda key: facts.links.href("series", key)),
+            lambda one: series_of_incident(one, facts.series_link),
         ),
     )
 
@@ -240,7 +239,7 @@ def _by_commit(facts: SiteFacts, benchmarks: Sequence[Benchmark]) -> m.ReportSec
             m.Column(
                 short_revision(revision)[:12],
                 partial(lambda at, revision: cells[at].get(revision), revision=revision),
-                note=f"{revision[:80]} {moment(times[revision])}",
+                note=f"{revision[:80]} {moment(times[revision]).text}",
                 href=facts.links.forge(revision),
             )
             for revision in commits

@@ -125,7 +125,7 @@ def incident_page(facts: SiteFacts, one: Incident) -> m.ResultReport:
     near = among_words(one)
     steps = [step for step in facts.events if step.incident == one.id]
     columns = (
-        m.name("series", lambda each: facts.links.to("series", each.key, each.key)),
+        m.name("series", lambda each: facts.series_link(each.key)),
         m.number("change", lambda each: shift_words(each.shift)),
         m.Column("level now", _back),
     )
