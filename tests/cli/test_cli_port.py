@@ -12,6 +12,7 @@ pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
 import commands
 
+from ratchet.amd.port.compile import why_not
 from ratchet.cli import main
 
 CLEAN = "__global__ void k(float* x) { x[0] = 1.0f; }\n"
@@ -43,6 +44,14 @@ def test_a_clean_tree_is_exit_code_0(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "k.cu").write_text(CLEAN)
     assert run(str(tmp_path)) == 0
     assert "Nothing in" in capsys.readouterr().out
+
+
+def test_a_file_that_does_not_compile_is_exit_code_1(tmp_path: Path, capsys) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    (tmp_path / "k.cu").write_text(CLEAN.replace("1.0f", "missing"))
+    assert main(["port", str(tmp_path), "--target", "gfx942", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["failed"] == ["k.cu"]
 
 
 def test_findings_are_exit_code_1_and_the_tree_stays(tree: Path, capsys) -> None:

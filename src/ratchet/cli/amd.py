@@ -95,8 +95,8 @@ def port(
 ) -> None:
     """Port CUDA and Triton code to ROCm: findings, a patch, and a compilation for AMD GPUs.
 
-    Exit code 0: nothing is left to do. 1: findings are left, or an executed kernel is not right.
-    2: a mistake in the call.
+    Exit code 0: nothing is left to do. 1: findings are left, a file with kernels does not compile,
+    or an executed kernel is not right. 2: a mistake in the call.
     """
     from ratchet.amd.port.porting import PortSettings, write_outputs
     from ratchet.amd.port.porting import port as run
@@ -138,7 +138,7 @@ def port(
     if sarif is not None:
         write_whole(sarif, json.dumps(as_sarif(result), indent=2).encode())
     show(as_json, result.as_json, lambda: port_report(result))
-    if result.left or any(one.was_executed and not one.is_right for one in result.proofs):
+    if not result.is_done:
         raise typer.Exit(1)
 
 

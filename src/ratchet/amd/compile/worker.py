@@ -19,14 +19,9 @@ import msgspec
 
 from ratchet.amd.architectures import ARCHITECTURES, Architecture
 from ratchet.amd.compile import assembly, tools
+from ratchet.amd.compile.device_check import DeviceTexts, check_device
 from ratchet.amd.compile.fake_driver import FakeDriver
-from ratchet.amd.compile.hip_compiler import (
-    DeviceTexts,
-    HipSources,
-    check_device,
-    compile_device,
-    compile_sources,
-)
+from ratchet.amd.compile.hip_compiler import HipSources, compile_device, compile_sources
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.source_files import split_files

@@ -13,7 +13,7 @@ import io
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -101,6 +101,7 @@ def build_extension(
     """
     if bad := next((one for one in order.options if one[:2] not in SHARED), None):
         raise KernelError(f"an extension's option is no macro and no folder: {bad!r:.80}")
+    placed = {f"{FORWARDS}/{name}": text for name, text in forwards().items()}
     is_whole = any(WHOLE_TORCH.search(one) for one in order.files.values())
 
     def compiled(units: Sequence[Sequence[str]]) -> Path:
@@ -115,7 +116,7 @@ def build_extension(
         return compile_one(
             HipSources(
                 target=target,
-                files={**_forwards(), **order.files, **made},
+                files={**placed, **order.files, **made},
                 units=tuple(names),
                 options=(*whole, *order.options, f"-DTORCH_EXTENSION_NAME={order.name}"),
                 folders=order.folders,
@@ -157,9 +158,31 @@ def hipify_module() -> Any:
     return importlib.import_module(f"{_ALIAS}.hipify_python")
 
 
+NVTX: Final = re.compile(r"(#[ \t]*include[ \t]*[<\"])nvtx3/(?=nvToolsExt\.h)")
+"""An include of which torch's map has the last part alone."""
+_OF_BLAS: Final = (
+    *(f"COMPUTE_{one}" for one in ("16F", "32F_FAST_16F", "32F_FAST_16BF")),
+    *(f"COMPUTE_{one}_PEDANTIC" for one in ("16F", "32F", "64F", "32I")),
+    *("DEFAULT_MATH", "PEDANTIC_MATH", "TENSOR_OP_MATH", "TF32_TENSOR_OP_MATH"),
+    *("MATH_DISALLOW_REDUCED_PRECISION_REDUCTION", "FILL_MODE_FULL"),
+)
+MORE_NAMES: Final[Mapping[str, str]] = {
+    **{f"CUBLAS_{one}": f"HIPBLAS_{one}" for one in _OF_BLAS},
+    **{f"CUBLAS_GEMM_ALGO{one}": "HIPBLAS_GEMM_DEFAULT" for one in range(24)},
+    **{f"CUBLAS_GEMM_ALGO{one}_TENSOR_OP": "HIPBLAS_GEMM_DEFAULT" for one in range(16)},
+    "CUBLAS_STATUS_LICENSE_ERROR": "HIPBLAS_STATUS_UNKNOWN",
+    "cublasMath_t": "hipblasMath_t",
+    "cublasGetStatusString": "hipblasStatusToString",
+    "cublasGetStatusName": "hipblasStatusToString",
+}
+"""Names of hipBLAS 2 and HIP 7 (their headers) that torch's map lacks."""
+_MORE: Final = re.compile(rf"\b({'|'.join(MORE_NAMES)})\b")
+
+
 def hipified(text: str, suffix: str) -> str:
     """Return a text as torch.utils.hipify rewrites a file that ends in `suffix`."""
     hipify_python = hipify_module()
+    text = _MORE.sub(lambda one: MORE_NAMES[one[1]], NVTX.sub(r"\1", text))
     with tempfile.TemporaryDirectory(prefix="hipify-") as folder:
         copy = Path(folder) / f"text{suffix}"
         copy.write_bytes(text.encode())
@@ -179,14 +202,14 @@ def hipified(text: str, suffix: str) -> str:
         return made.read_bytes().decode().removeprefix(CRUMB)
 
 
-def _forwards() -> dict[str, str]:
-    """Return the texts of headers that are another header here."""
+def forwards() -> dict[str, str]:
+    """Return the texts of headers that are another header here, by the names they are asked for."""
     found = {}
     for line in FORWARDED.strip().replace("\n  ", "").splitlines():
         header, _, names = line.partition(": ")
         above = "" if header.startswith("hip") else "#include <ratchet_hip.h>\n"
         for name in names.split():
-            found[f"{FORWARDS}/{name}"] = f"#pragma once\n{above}#include <{header}>\n"
+            found[name] = f"#pragma once\n{above}#include <{header}>\n"
     return found
 
 

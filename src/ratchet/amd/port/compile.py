@@ -7,6 +7,7 @@ executed: `Compilation.why_not_executed` says why.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from ratchet.amd.compile.hip_compiler import TIME_LIMIT_S, DeviceBuild, DeviceTexts, hip_headers
+from ratchet.amd.compile.device_check import TIME_LIMIT_S, CheckedUnit, DeviceBuild, DeviceTexts
+from ratchet.amd.compile.hip_compiler import hip_headers
 from ratchet.amd.compile.process import ProfileProcess
+from ratchet.amd.emulator.extension_build import forwards
+from ratchet.amd.emulator.hip_build import precompiled
 from ratchet.amd.port.cuda_tree import CudaTree
 from ratchet.amd.port.patch import edited
 from ratchet.amd.port.preprocessor import SIZES
@@ -47,14 +51,20 @@ HOST_STATEMENT: Final = re.compile(
     r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::|"
     r"using std::(c(out|err|in|log)|endl|flush|[io]?stream|chrono|thread)\b)"
 )
+ON_GPU: Final = frozenset(("__global__", "__device__", "constexpr", "__forceinline__"))
+"""Words before a function that the GPU may call; clang takes a constexpr one for both sides."""
+DEVICE_MACRO: Final = re.compile(rb"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\(.*?\))?.*__device__")
 DISPATCHED: Final = "float"  # the type for which torch's dispatch macros are compiled
 
 
-def device_code(text: bytes) -> bytes:
-    """Return the text without its host code, and with its kernels' templates named."""
+def device_code(text: bytes, device_macros: frozenset[str] = frozenset()) -> bytes:
+    """Return the text without its host code, and with its kernels' templates named.
+
+    `device_macros` are names of macros that say `__device__`.
+    """
     tree = CudaTree(text)
     made = bytearray(text)
-    for start, end in _of_host(tree):
+    for start, end in _of_host(tree, device_macros):
         made[start:end] = re.sub(rb"[^\n]", b" ", bytes(made[start:end]))
     named = "".join(
         f"__attribute__((used)) static auto port_instance_{index} = &{name};\n"
@@ -63,7 +73,7 @@ def device_code(text: bytes) -> bytes:
     return bytes(made) + b"\n" + named.encode()
 
 
-def _of_host(tree: CudaTree) -> Iterator[tuple[int, int]]:
+def _of_host(tree: CudaTree, device_macros: frozenset[str]) -> Iterator[tuple[int, int]]:
     for path, node in tree.includes:
         if OF_HOST.match(path):
             yield tree.text.rfind(b"\n", 0, node.start_byte) + 1, node.end_byte
@@ -72,7 +82,9 @@ def _of_host(tree: CudaTree) -> Iterator[tuple[int, int]]:
         while inner.type == "template_declaration" and inner.named_children:
             inner = inner.named_children[-1]
         if inner.type == "function_definition":
-            if not re.search(r"__(global|device)__", tree.head(inner)):
+            head = tree.head(inner)
+            words = {*re.findall(r"\w+", head)}
+            if not (words & ON_GPU or words & device_macros):
                 yield node.start_byte, node.end_byte
         elif _is_of_host(tree, inner):
             yield node.start_byte, node.end_byte
@@ -139,6 +151,17 @@ NOT_EXECUTED: Final = (
 )
 OF_TORCH: Final = re.compile(r"undeclared identifier '(at|c10|torch)'")
 NO_KERNEL: Final = "no launch says with which arguments its kernels' templates are used"
+LIBRARIES: Final = {
+    **{"hipblaslt": "hipBLASLt", "hipblas": "hipBLAS", "hipsparse": "hipSPARSE"},
+    **{"hipsolver": "hipSOLVER", "hipfft": "hipFFT", "hiprand": "hipRAND", "hipdnn": "MIOpen"},
+    **{"miopen": "MIOpen", "rccl": "RCCL", "nccl": "RCCL", "roctx": "roctracer"},
+    **{"rocblas": "rocBLAS", "thrust": "rocThrust", "rocprim": "rocPRIM"},
+}
+"""ROCm's libraries by how their names begin."""
+OF_LIBRARY: Final = re.compile(
+    r"(?i)(?:unknown type name|undeclared identifier|no (?:type|member) named) "
+    rf"'({'|'.join(LIBRARIES)})"
+)
 MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 
 
@@ -164,24 +187,82 @@ def is_clean(scanned: ScannedFile) -> bool:
 def compile_clean(
     scanned: Sequence[ScannedFile], targets: Sequence[str] = TARGETS
 ) -> list[Compilation]:
-    """Compile each file that has kernels and is clean once it is patched, for each target."""
+    """Compile each file that has kernels and is clean once it is patched, for each target.
+
+    A header that does not compile alone is compiled where a file of the tree includes it.
+    """
     chosen = [one for one in scanned if one.has_kernels and is_clean(one)]
     if not chosen:
         return []
     if not (why := why_not()):
-        texts, of = _texts(scanned, chosen)
-        asked = DeviceTexts(texts=texts, units=tuple(of), targets=tuple(targets))
         try:
-            return [_compilation(of[one.unit], one) for one in _checked(asked)]
+            return _compiled(scanned, chosen, targets)
         except (ChildFailure, JudgeError, KernelError) as error:
             why = f"the compiler's process: {error}"
     return [_not(one.found.name, target, why) for one in chosen for target in targets]
 
 
+def _compiled(
+    scanned: Sequence[ScannedFile], chosen: Sequence[ScannedFile], targets: Sequence[str]
+) -> list[Compilation]:
+    sources, of = _texts(scanned, chosen, targets)
+    first = {(one.unit, one.target): one for one in _checked(sources)}
+    left = [unit for (unit, _), one in first.items() if not one.kernels and _is_header(unit)]
+    users = _users(scanned, left, sources.whole)
+    asked = [_unit(one, sources) for one in dict.fromkeys(itertools.chain(*users.values()))]
+    new = tuple(one for one in asked if one not in sources.units)
+    again = _checked(msgspec.structs.replace(sources, units=new)) if new else []
+    built = first | {(one.unit, one.target): one for one in again}
+    found = []
+    for (unit, target), one in first.items():
+        names = KERNEL_NAME.findall(sources.whole[unit])
+        for user in users.get(unit, ()) if not one.kernels else ():
+            with_user = built.get((user, target))
+            kernels = with_user.kernels if with_user is not None else ()
+            own = tuple(kernel for kernel in kernels if any(name in kernel for name in names))
+            if own:
+                one = DeviceBuild(unit=unit, target=target, kernels=own, said="")
+                break
+        found.append(_compilation(of[unit], one))
+    return found
+
+
+KERNEL_NAME: Final = re.compile(
+    r"__global__\b(?:\s*__launch_bounds__\s*\([^;{]*?\))?[^;{(]*?\b(\w+)\s*\((?!\s*\()"
+)
+MOST_USERS: Final = 4  # most files that are compiled for one header
+
+
+def _is_header(name: str) -> bool:
+    return name.endswith(HEADER_SUFFIXES)
+
+
+def _users(
+    scanned: Sequence[ScannedFile], headers: Iterable[str], texts: Mapping[str, str]
+) -> dict[str, list[str]]:
+    """Return the files that include each header, also by another; those that launch come first."""
+    clean = {one.found.name for one in scanned if one.found.kind == "cuda" and is_clean(one)}
+    asks: dict[str, set[str]] = {}
+    for name, text in texts.items():
+        for path in INCLUDED.findall(text):
+            asks.setdefault(path.rpartition("/")[2], set()).add(name)
+    found = {}
+    for header in dict.fromkeys(headers):
+        seen, new = {header}, [header]
+        while new:
+            more = asks.get(new.pop().rpartition("/")[2], set()) - seen
+            seen |= more
+            new += more
+        users = [one for one in sorted(seen) if one in clean and not _is_header(one)]
+        found[header] = sorted(users, key=lambda one: "<<<" not in texts[one])[:MOST_USERS]
+    return found
+
+
 def _checked(texts: DeviceTexts) -> list[DeviceBuild]:
     """Compile texts in a sandbox: those of a stranger's may name any file of the user's."""
     clock = Clock.of(TIME_LIMIT_S * max(1, len(texts.units) * len(texts.targets)))
-    with contextlib.closing(ProfileProcess(clock)) as process:
+    headers = next((Path(one).parent for one in texts.headers.values()), None)
+    with contextlib.closing(ProfileProcess(clock, headers)) as process:
         reply = process.ask({"do": "check", "texts": msgspec.to_builtins(texts)})
     try:
         return msgspec.convert(reply.get("builds"), list[DeviceBuild])
@@ -200,7 +281,8 @@ def hip_texts(scanned: Iterable[ScannedFile]) -> Iterator[tuple[str, bytes]]:
     """Yield each CUDA text as HIP, patched and hipified: what a build on ROCm compiles."""
     for one in scanned:
         if one.found.kind == "cuda":
-            yield one.found.name, _as_hip(edited(one), one.found.name)
+            text = edited(one)
+            yield one.found.name, text if one.found.is_hip else _as_hip(text, one.found.name)
         elif one.found.kind == "python" and one.has_kernels:
             source = CodeText(file=one.found.name, kind="python", text=edited(one))
             for index, inner in enumerate(PythonTree(source).embedded()):
@@ -215,21 +297,111 @@ def _as_hip(text: bytes, name: str) -> bytes:
 
 
 def _texts(
-    scanned: Sequence[ScannedFile], chosen: Sequence[ScannedFile]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the GPU's part of all texts as HIP, and of those with kernels the file they are of."""
+    scanned: Sequence[ScannedFile], chosen: Sequence[ScannedFile], targets: Sequence[str]
+) -> tuple[DeviceTexts, dict[str, str]]:
+    """Return all texts as HIP, and by the texts with kernels the file that each is of."""
     names, units = {one.found.name for one in chosen}, {}
-    texts = {  # headers that no rule reads, since they say nothing of CUDA
+    plain = {  # headers that no rule reads, since they say nothing of CUDA
         one.name: one.path.read_text(errors="replace")
         for one in (one.found for one in scanned)
         if one.kind is None and not one.skipped and one.path.suffix in HEADER_SUFFIXES
     }
+    whole, device = dict(plain), dict(plain)
+    macros = frozenset(
+        name.decode() for one in scanned for name in DEVICE_MACRO.findall(one.found.text)
+    )
     for name, text in hip_texts(scanned):
-        texts[name] = device_code(text).decode(errors="replace")
+        if text.startswith(ADDED):  # the compiler counts lines as the file does
+            text = ADDED + b"#line 1\n" + text[len(ADDED) :]
+        whole[name] = text.decode(errors="replace")
+        device[name] = device_code(text, macros).decode(errors="replace")
         of = name if name in names else name.rsplit(".", 2)[0]
         if of in names and b"__global__" in text:
             units[name] = of
-    return texts, units
+    headers = {target: precompiled(target, with_torch=False) for target in targets}
+    texts = DeviceTexts(
+        whole=whole,
+        device=device,
+        outer=forwards(),
+        folders=tuple(sorted(_folders(whole))),
+        macros=_defined(scanned),
+        units=(),
+        targets=tuple(targets),
+        headers={target: str(one) for target, one in headers.items() if one is not None},
+    )
+    return msgspec.structs.replace(texts, units=tuple(_unit(one, texts) for one in units)), units
+
+
+def _unit(name: str, texts: DeviceTexts) -> CheckedUnit:
+    return CheckedUnit(
+        name=name, folders=_nearest(texts.folders, name), macros=_of_builds(texts.macros, name)
+    )
+
+
+ADDED: Final = b'#include "hip/hip_runtime.h"\n'  # a line of hipify's own
+INCLUDED: Final = re.compile(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
+MOST_FOLDERS: Final = 64
+
+
+def _folders(texts: Mapping[str, str]) -> set[str]:
+    """Return the folders below which the tree's texts find each other's headers."""
+    by_end: dict[str, list[str]] = {}
+    for name in texts:
+        by_end.setdefault(name.rpartition("/")[2], []).append(name)
+    found = set()
+    for path in {one for text in texts.values() for one in INCLUDED.findall(text)}:
+        ends = path.removeprefix("./")
+        while ends.startswith("../"):
+            ends = ends[3:]
+        for name in by_end.get(ends.rpartition("/")[2], ()):
+            if name.endswith(f"/{ends}"):
+                found.add(name[: -len(ends) - 1])
+    return found
+
+
+def _nearest(folders: Sequence[str], unit: str) -> tuple[str, ...]:
+    """Return folders, the nearest to a unit first."""
+
+    def shared(folder: str) -> int:
+        pairs = zip(folder.split("/"), unit.split("/"), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return tuple(sorted(folders, key=lambda one: (-shared(one), one))[:MOST_FOLDERS])
+
+
+BUILD_MACRO: Final = re.compile(r"(?<![\w-])-D[ \t]*([A-Za-z]\w*(?:=[\w.+-]+)?)(?=[\s\"'),;]|$)")
+OF_CMAKE: Final = ("CMAKE_", "BUILD_", "CUDA_")  # beginnings of what `cmake -D` is given
+MOST_SETS: Final = 3
+
+
+def _defined(scanned: Iterable[ScannedFile]) -> dict[str, list[str]]:
+    """Return the lines of builds that define macros, by the builds' folders."""
+    found: dict[str, list[str]] = {}
+    for one in (one.found for one in scanned):
+        if one.kind in ("cmake", "shell") or one.path.name == "setup.py":
+            text = one.text.decode(errors="replace").replace("\\\n", " ")
+            lines = [line for line in text.splitlines() if BUILD_MACRO.search(line)]
+            if lines:
+                found.setdefault(one.name.rpartition("/")[0], []).extend(lines)
+    return found
+
+
+def _of_builds(defined: Mapping[str, Sequence[str]], unit: str) -> tuple[tuple[str, ...], ...]:
+    """Return sets of macros that the nearest build at or above a unit's folder defines.
+
+    Those of a line that names the unit come first, then those of a line for nvcc.
+    """
+    folder, lines = unit, list[str]()
+    while folder and not lines:
+        folder = folder.rpartition("/")[0]
+        lines = list(defined.get(folder, ()))
+    name = unit.rpartition("/")[2]
+    lines.sort(key=lambda line: (name not in line, "nvcc" not in line.lower()))
+    sets = []
+    for line in lines:
+        given = (one for one in BUILD_MACRO.findall(line) if not one.startswith(OF_CMAKE))
+        sets.append(tuple(f"-D{one}" for one in dict.fromkeys(given)))
+    return tuple(dict.fromkeys(one for one in sets if one))[:MOST_SETS]
 
 
 def _not(file: str, target: str, why: str) -> Compilation:
@@ -245,7 +417,7 @@ def _compilation(name: str, built: DeviceBuild) -> Compilation:
             file=name,
             target=target,
             status="compiled",
-            kernels=built.kernels,
+            kernels=len(built.kernels),
             why_not_executed=NOT_EXECUTED,
         )
     if "invalid target ID" in said:
@@ -255,8 +427,11 @@ def _compilation(name: str, built: DeviceBuild) -> Compilation:
         return _not(name, target, "its GPU code uses torch's headers; --prove compiles with them")
     if missing := MISSING.search(said):
         return _not(name, target, f"the header {missing[1]} is not on this machine")
+    if (used := OF_LIBRARY.search(said)) and "error:" in said[: used.start()]:
+        library = next(LIBRARIES[key] for key in LIBRARIES if used[1].lower().startswith(key))
+        return _not(name, target, f"{library} is not on this machine")
     why = (re.findall(".*error:.*", said) or said.splitlines())[0][:300]
-    if name.endswith(HEADER_SUFFIXES):  # it may need what stands before it where it is included
+    if _is_header(name):  # it may need what stands before it where it is included
         return _not(name, target, f"a header, and alone it does not compile: {why}")
     return Compilation(file=name, target=target, status="failed", why=why)
 

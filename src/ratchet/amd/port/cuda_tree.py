@@ -99,8 +99,12 @@ class CudaTree:
         text: bytes,
         constants: dict[str, int] | None = None,
         own: frozenset[str] = frozenset(),
+        *,
+        is_hip: bool = False,
     ) -> None:
+        """`own` are names that the repository defines; `is_hip` is text for AMD alone."""
         self.text = text
+        self.is_hip = is_hip
         self._own = own
         self._outer = dict(constants or {})
         self.root = self._parse(text)

@@ -76,6 +76,17 @@ class PortResult:
         found = [one for one in self.findings if one.severity != "note"]
         return self.by_hand(found) if self.written else found
 
+    @property
+    def failed(self) -> list[str]:
+        """The files that do not compile, patched, for at least one target."""
+        return list(dict.fromkeys(one.file for one in self.compiled if one.status == "failed"))
+
+    @property
+    def is_done(self) -> bool:
+        """True if nothing is left, nothing fails to compile, and what was executed is right."""
+        wrong = any(one.was_executed and not one.is_right for one in self.proofs)
+        return not (self.left or self.failed or wrong)
+
     def is_fixed(self, finding: Finding) -> bool:
         """Return whether the patch fixes a finding."""
         return finding.fixable or (finding.rule == "api-name" and finding.file in self.new)
@@ -98,6 +109,7 @@ class PortResult:
             "written": self.written,
             "left": len(self.left),
             "by_hand": len(self.by_hand(self.findings)),
+            "failed": self.failed,
             "counts": dict(Counter(one.severity for one in self.findings)),
             "files": [self._file(one) for one in self.scanned],
             "findings": [one.as_json(self.is_fixed(one)) for one in self.findings],

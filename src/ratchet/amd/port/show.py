@@ -18,6 +18,7 @@ from ratchet.amd.port.scan import ScannedFile
 from ratchet.base import VERSION
 from ratchet.base.show import model as m
 from ratchet.base.show.page import render_page
+from ratchet.base.show.words import counted
 
 MOST_ROWS: Final = 60
 CONTEXT: Final = 3
@@ -37,7 +38,7 @@ def port_report(result: PortResult) -> m.ResultReport:
         title=f"{result.path} on ROCm",
         heading="port",
         headline=headline(result),
-        header=(m.Words(f"{result.lines:,} lines in {read} files"),),
+        header=(m.Words(f"{counted(result.lines, 'line')} in {counted(read, 'file')}"),),
         sections=m.blocks(
             _proofs(result),
             _left(result),
@@ -133,7 +134,8 @@ def _findings(result: PortResult) -> m.ReportSection | None:
     rows = result.findings
     shown = [one for one in rows if one.severity != "note"]
     more, notes = len(shown) - MOST_ROWS, len(rows) - len(shown)
-    said = f"{notes} notes need nothing to be done; --json or --out lists them."
+    need = "note needs" if notes == 1 else "notes need"
+    said = f"{notes} {need} nothing to be done; --json or --out lists them."
     if not rows:
         return None
     return m.section(
@@ -170,16 +172,21 @@ def _changes(result: PortResult) -> list[m.ReportSection]:
 def headline(result: PortResult) -> str:
     """Return the result in one or two sentences."""
     found = [one for one in result.findings if one.severity != "note"]
-    if not result.scanned:
-        return f"{result.path} holds no CUDA, Triton or build files."
+    if not any(one.found.kind for one in result.scanned):
+        return f"{result.path} holds no CUDA, HIP, Triton or build files."
+    failed = f"{counted(len(result.failed), 'file')} with kernels" if result.failed else ""
+    verb = "does" if len(result.failed) == 1 else "do"
+    failed = f"{failed} {verb} not compile for AMD GPUs." if failed else ""
     if not found:
-        return f"Nothing in {result.path} stands between it and ROCm."
+        return failed or f"Nothing in {result.path} stands between it and ROCm."
     by_hand = len(result.by_hand(found))
     fixed = len(found) - by_hand
     done = "were fixed" if result.written else "are fixed by the patch"
     return (
-        f"{len(found)} findings in {result.path}: {fixed} {done}, {by_hand} are left for you."
+        f"{counted(len(found), 'finding')} in {result.path}: {fixed} {done}, "
+        f"{by_hand} {'is' if by_hand == 1 else 'are'} left for you."
         + ("" if result.written or not fixed else " --write applies the patch.")
+        + (f" {failed}" if failed else "")
     )
 
 

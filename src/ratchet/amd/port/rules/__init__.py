@@ -10,7 +10,8 @@ from typing import Any, Final
 from ratchet.amd.port.rule import Rule
 from ratchet.amd.port.rules import device, libraries, python, texts, triton, warp
 
-CUDA_RULES: Final = (*warp.RULES, *device.RULES, *libraries.RULES)
+WAVE_RULES: Final = warp.RULES
+CUDA_RULES: Final = (*WAVE_RULES, *device.RULES, *libraries.RULES)
 PYTHON_RULES: Final = (*python.RULES, *triton.RULES)
 TEXT_RULES: Final = texts.RULES
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @cache
 def hip_names() -> Mapping[str, str]:
-    """Return torch's map of names, read from its files: importing torch takes seconds.
+    """Return torch's map of names with ours, read from files: importing torch takes seconds.
 
     Raises PortError if torch has no such files.
     """
@@ -27,7 +27,8 @@ def hip_names() -> Mapping[str, str]:
         made = extension_build.hipify_module()
     except ImportError as error:
         raise PortError("torch.utils.hipify is missing: install torch") from error
-    return {name: str(instead) for name, instead in made.PYTORCH_MAP.items()}
+    found = {name: str(instead) for name, instead in made.PYTORCH_MAP.items()}
+    return {**found, **extension_build.MORE_NAMES}
 
 
 def hipified(text: bytes, name: str) -> bytes:

@@ -36,7 +36,30 @@ def _shuffles(tree: CudaTree) -> Iterator[tuple[Called, int]]:
             yield call, 2
 
 
+OF_32: Final = re.compile(
+    r"=\s*(16|32\s*/\s*2|32\s*>>\s*1)\s*;|&\s*(31\b|\(\s*32\s*-\s*1)|[%/]\s*32\b|>>\s*5\b"
+)
+OF_64: Final = re.compile(
+    r"=\s*(32|64\s*/\s*2|64\s*>>\s*1)\s*;|&\s*(63\b|\(\s*64\s*-\s*1)|[%/]\s*64\b|>>\s*6\b"
+)
+"""Steps of reductions, and lanes and warps, that count in 32s or 64s."""
+
+
 def counts_waves(tree: CudaTree, at: int) -> bool:
+    """Return whether the function around a byte is meant for whole waves.
+
+    HIP is, unless the function counts in 32s.
+    """
+    if asks_for_waves(tree, at):
+        return True
+    if not tree.is_hip:
+        return False
+    said = tree.said(tree.function_at(at))
+    said = re.sub(r"\b[A-Za-z_]\w*\b", lambda one: str(tree.constants.get(one[0], one[0])), said)
+    return OF_32.search(said) is None or OF_64.search(said) is not None
+
+
+def asks_for_waves(tree: CudaTree, at: int) -> bool:
     """Return whether the function around a byte asks for the wave's own size.
 
     A constant of 32 is a number; `warpSize`, and what the text does not define, is the wave's.
@@ -211,7 +234,7 @@ def mixed_sizes(tree: CudaTree) -> Iterator[Match]:
     """The function asks for warpSize, which is 64 on CDNA, and counts lanes in 32s too: the two
     disagree there."""
     for node, right, sign in _warp_arithmetic(tree):
-        if not counts_waves(tree, node.start_byte):
+        if not asks_for_waves(tree, node.start_byte):
             continue
         edit = replaced(right, FORMS.get(sign, "warpSize"))
         left = node.child_by_field_name("left")
@@ -226,7 +249,7 @@ def arrays_of_a_warp(tree: CudaTree) -> Iterator[Match]:
     lanes 32 to 63 write past it."""
     for node in tree.nodes("declaration"):
         said = tree.said(node)
-        if "__shared__" not in said.split("[")[0] or not counts_waves(tree, node.start_byte):
+        if "__shared__" not in said.split("[")[0] or not asks_for_waves(tree, node.start_byte):
             continue
         found = re.search(r"(\w+)\s*((?:\[[^\]]+\]\s*)+)", said.split("=")[0])
         sizes = re.findall(r"\[([^\]]+)\]", found[2]) if found else []
