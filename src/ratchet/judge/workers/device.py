@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -109,6 +109,7 @@ class HostBlock:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         self.descriptor = os.memfd_create(f"ratchet-{name}", flags)
         self._size_bytes = size_bytes
+        self.is_fixed = False  # True once nobody can write to it
         os.ftruncate(self.descriptor, self.size_bytes)
 
     def write(self, offset: int, data: Tensor) -> None:
@@ -148,6 +149,16 @@ class HostBlock:
         wanted = bytes([byte]) * data if isinstance(data, int) else _view(data)
         return bytes(wanted) == self._read(offset, len(wanted))
 
+    def is_filled(self, places: Iterable[tuple[int, int]], byte: int) -> bool:
+        """Return True if all places, from a begin to an end, hold nothing but BLANK or BEYOND."""
+        filled = _FILLED[byte]
+        with mmap.mmap(self.descriptor, self.size_bytes, prot=mmap.PROT_READ) as found:
+            return all(
+                found[at : min(end, at + len(filled))] == filled[: end - at]
+                for begin, end in places
+                for at in range(begin, end, len(filled))
+            )
+
     def places(self, spots: Sequence[tuple[int, int]]) -> bytes:
         """Return the bytes at some spots (offset and size), one after another."""
         return b"".join(os.pread(self.descriptor, size, offset) for offset, size in spots)
@@ -160,6 +171,7 @@ class HostBlock:
         mmap.mmap(self.descriptor, 0, flags=flags, prot=access).close()
         kept = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         seal(self.descriptor, kept | (fcntl.F_SEAL_WRITE if fixed else 0))
+        self.is_fixed = fixed
 
     def close(self) -> None:
         os.close(self.descriptor)

@@ -33,7 +33,7 @@ from ratchet.judge.problems.problem import Case, Problem, Reference
 from ratchet.judge.problems.suites.forms import gradient_of
 from ratchet.judge.sandbox import confine
 from ratchet.judge.sandbox.serving import Reply, quiet_fork, serve, serve_forks
-from ratchet.judge.sandbox.shared_memory import shift_heap
+from ratchet.judge.sandbox.shared_memory import BatchLayout, shift_heap
 from ratchet.judge.workers.candidate.with_torch import COMPILATION_CACHE, Entry, TorchWorker, settle
 from ratchet.judge.workers.device import WorkerDevice, open_device
 from ratchet.judge.workers.gate import owned
@@ -56,6 +56,10 @@ class RivalWorker(TorchWorker):
         settle()
         _confine()
         return {"value": None}, []
+
+    def _changes(self, layout: BatchLayout) -> list[str]:
+        """Return nothing: the reference is trusted with its process."""
+        return []
 
 
 def start_zygote(inherited: Sequence[int]) -> socket.socket:

@@ -149,7 +149,7 @@ class SharedBatch:
 
     def _each(self, do: Callable[[int], None], items: Sequence[int]) -> None:
         """Call `do` on each item, on several threads: drawing values and copying each use one."""
-        threads = len(os.sched_getaffinity(0)) if self._threaded else 1
+        threads = len(os.sched_getaffinity(0)) if self._threaded and len(items) > 1 else 1
 
         def part(first: int) -> None:
             for item in items[first::threads]:
@@ -230,10 +230,9 @@ class SharedBatch:
     def written_beyond(self) -> bool:
         """Return True if memory has changed that belongs to no tensor."""
         return any(
-            not block.holds(begin, end - begin, _beyond(region))
+            not block.is_filled(self._gaps(region, block), _beyond(region))
             for region, block in enumerate(self._blocks)
-            if isinstance(block, HostBlock)
-            for begin, end in self._gaps(region, block)
+            if isinstance(block, HostBlock) and not block.is_fixed
         )
 
     def places(self, spots: Sequence[tuple[int, int, int]]) -> list[bytes]:

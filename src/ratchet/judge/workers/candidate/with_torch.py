@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
+import operator
 import os
 import random
 import sys
@@ -88,13 +89,13 @@ OF_STEPS = {
 FUNCTIONS = [
     (
         vars(owner),
-        [
-            (name, function)
+        {
+            name: function
             for name, function in vars(owner).items()
             if (isinstance(function, BuiltinFunctionType | MethodDescriptorType) and named is None)
             or (owner is torch.nn.functional and callable(function))
             or name in (named or ())
-        ],
+        },
     )
     for owner, named in (
         *((one, None) for one in (torch, torch.Tensor, torch.nn.functional)),
@@ -285,11 +286,15 @@ class TorchWorker:
         self._last, self._batch = self._batch, batch
         if not self._device.memory.seals:
             self._release_last()  # a GPU's memory is the limit of a batch
+        return {"value": None, CHANGED: self._changes(layout)}, []
+
+    def _changes(self, layout: BatchLayout) -> list[str]:
+        """Return what earlier calls left changed in this process, in words."""
         now = {**state_with_torch(), **self._set_anew.state(), "torch's gradients": self._grad}
         if layout.seeds:
             del now[SEED]
         self._state = self._state or now
-        return {"value": None, CHANGED: changes(self._state, now)}, []
+        return changes(self._state, now)
 
     def _release_last(self) -> None:
         if self._last is not None:
@@ -324,7 +329,11 @@ class TorchWorker:
 def state_with_torch() -> State:
     """Return what a call must leave as it was, in words."""
     replaced = [
-        name for held, owned in FUNCTIONS for name, one in owned if held.get(name) is not one
+        name
+        for held, owned in FUNCTIONS
+        if any(map(operator.is_not, map(held.get, owned), owned.values()))
+        for name, one in owned.items()
+        if held.get(name) is not one
     ]
     modes = {
         "autocast": torch.is_autocast_enabled("cpu"),
