@@ -36,7 +36,7 @@ from ratchet.guard.site.lists import lists
 from ratchet.guard.site.series import incident_page, series_page
 
 MARK: Final = '<meta name="generator" content="ratchet site">'
-"""What every page of a site holds in its head."""
+"""The head of every page of a site."""
 MOST_BYTES: Final = 500_000  # Of a page; what is too large for it is left out, and the page says so
 HEAD_BYTES: Final = 64_000  # The style comes before the mark
 Report = Callable[[], m.ResultReport]

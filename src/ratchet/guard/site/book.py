@@ -1,4 +1,4 @@
-"""What a ledger holds, read for its pages: rows without their payloads, and each payload alone.
+"""The rows of a ledger for its pages, without their payloads, and each payload alone.
 
 A row that somebody damaged costs its own page and no other.
 """

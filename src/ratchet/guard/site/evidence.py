@@ -33,7 +33,7 @@ from ratchet.judge.verdict import Verdict
 MOST_ROWS: Final = 200
 MOST_SOURCE: Final = 200_000  # Letters of a kernel's source on its page
 DAMAGED: Final = (RatchetError, msgspec.MsgspecError, LookupError, TypeError, ValueError)
-"""What a row raises that an older or another version wrote, or that somebody damaged."""
+"""Errors of a row that another version wrote, or that somebody damaged."""
 AGAINST: Final = {
     "vs_written": "against the step as written",
     "vs_compile": "against torch.compile's best",

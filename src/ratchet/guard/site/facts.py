@@ -26,7 +26,7 @@ MOST_SERIES: Final = 2000  # Series with a page, the changed ones first
 
 @dataclass(kw_only=True)
 class SiteFacts:
-    """What one reading of a ledger found."""
+    """The findings of one reading of a ledger."""
 
     book: SiteBook
     links: Links
