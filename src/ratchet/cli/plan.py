@@ -35,14 +35,17 @@ def plan(
     ] = None,
     sequence: Annotated[int | None, typer.Option(min=2, help="Tokens of a sequence.")] = None,
     precision: Annotated[
-        str, typer.Option(metavar="NAME[,NAME]", help="Precisions to try: bf16, fp8.")
+        str,
+        typer.Option(
+            metavar="NAME[,NAME]", help="Precisions to try: bf16, fp8, mxfp8, mxfp4, nvfp4."
+        ),
     ] = "bf16",
     stack: Annotated[
         str,
         typer.Option(
             metavar="NAME",
             help="Software: torch (torchtitan), torch-eager, megatron (Transformer Engine), "
-            "megatron-2022, megatron-2021 or deepspeed.",
+            "megatron-deepep, megatron-2022, megatron-2021 or deepspeed.",
         ),
     ] = "torch",
     layout: Annotated[
@@ -67,6 +70,23 @@ def plan(
             parser=finite(least=0.001), metavar="GB/s", help="Network bandwidth of one device."
         ),
     ] = None,
+    power: Annotated[
+        float | None,
+        typer.Option(
+            parser=finite(least=1), metavar="W", help="Watts to which each device is held."
+        ),
+    ] = None,
+    imbalance: Annotated[
+        float,
+        typer.Option(
+            parser=finite(least=1),
+            metavar="N",
+            help="Tokens of the fullest rank's experts over those of the mean.",
+        ),
+    ] = 1.0,
+    lora: Annotated[
+        bool, typer.Option("--lora", help="Train low-rank adapters alone, and no weight.")
+    ] = False,
     calibrate: Annotated[
         list[Path] | None,
         typer.Option(metavar="TRACE", help="Take rates of products and links from a trace."),
@@ -155,12 +175,15 @@ def plan(
         checkpointing=checkpointing,
         sharding=sharding,
         network_gb_per_s=network,
+        power_w=power,
+        imbalance=imbalance,
+        lora=lora,
         traces=tuple(calibrate or ()),
         tokens=tokens,
         price=price,
     )
     kept = "out layouts micro_batch checkpointing sharding layout"
-    sizes = "batch sequence precision stack network calibrate tokens"
+    sizes = "batch sequence precision stack network power imbalance lora calibrate tokens"
     if measured:
         rest = "savings fleet price days tokens_per_parameter"
         refuse(context, f"{kept} {sizes} {rest}", "with --measured")
@@ -182,7 +205,7 @@ def plan(
         found = ask.saved(savings, fleet, price)
         document, report = show.saved_document(found), show.saved_report(found)
     elif days is not None:
-        refuse(context, "out layouts tokens fleet", "with --days")
+        refuse(context, "out layouts tokens fleet imbalance lora", "with --days")
         largest = ask.trainable_within(request, days, tokens_per_parameter)
         document, report = show.trainables_document(largest), show.trainables_report(largest)
     else:

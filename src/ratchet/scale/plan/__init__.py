@@ -154,6 +154,9 @@ class PlanRequest:
     checkpointing: str | None = None
     sharding: str | None = None
     network_gb_per_s: float | None = None
+    power_w: float | None = None  # Watts to which each device is held; None for its board's
+    imbalance: float = 1.0  # Tokens of the fullest rank's experts over those of the mean
+    lora: bool = False  # True if low-rank adapters alone are trained
     traces: tuple[Path, ...] = ()
     tokens: float | None = None
     price: float | None = None
@@ -193,8 +196,11 @@ def planned(request: PlanRequest) -> Answered:
             "--savings RECIPE --fleet mi300x:10000 --price 2.0"
         )
     stack = find_stack(request.stack)
-    cluster = parse_cluster(request.cluster, network_gb_per_s=request.network_gb_per_s)
+    cluster = _cluster(request.cluster, request)
     shape = find_shape(request.model, sequence=request.sequence)
+    if request.imbalance != 1 and not shape.experts:
+        raise PlanError(f"{shape.name} has no experts to balance: leave --imbalance out")
+    shape = replace(shape, frozen=request.lora, imbalance=request.imbalance)
     if request.traces:
         from ratchet.scale.plan.calibrate import calibrated
 
@@ -222,6 +228,11 @@ def planned(request: PlanRequest) -> Answered:
     return Answered(planned=found, cost=cost, price=request.price, tokens=request.tokens)
 
 
+def _cluster(words: str, request: PlanRequest) -> PlannedCluster:
+    network, power_w = request.network_gb_per_s, request.power_w
+    return parse_cluster(words, network_gb_per_s=network, power_w=power_w)
+
+
 def trainable_within(request: PlanRequest, days: float, tokens_per_parameter: float) -> Trainables:
     """Return the largest model of the ladder that is trained in time, found by bisection.
 
@@ -234,7 +245,7 @@ def trainable_within(request: PlanRequest, days: float, tokens_per_parameter: fl
             "--days finds the model, its tokens and its layout: leave MODEL, --tokens and "
             "--parallel out"
         )
-    cluster = parse_cluster(request.cluster, network_gb_per_s=request.network_gb_per_s)
+    cluster = _cluster(request.cluster, request)
     stack, sequence = find_stack(request.stack), request.sequence or 2048
     tried: dict[int, Trainable] = {}
 

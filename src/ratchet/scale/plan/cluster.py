@@ -1,17 +1,20 @@
 """A cluster: devices of one kind in nodes, with what they sustain and how they are connected.
 
 Rates come from the catalogue's cited ceilings where it has them, else from its peaks times the
-share that was measured on an H100 (`SUSTAINED`). Every rate says where it is from.
+share that such a ceiling is of the peak of a device with the same architecture, else the share that
+was measured on an H100 (`SUSTAINED`). Every rate says where it is from.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ratchet.base.devices.catalogue import CatalogueDevice, load
 from ratchet.base.errors import PlanError
+from ratchet.scale.plan.layout import PRECISIONS
 
 GIB: Final = 2**30
 MOST_DEVICES: Final = 2**20
@@ -26,6 +29,7 @@ COLLECTIVE: Final = 0.8
 """Share of a link's one-way bandwidth that large collectives reach. An assumption: calibrate it."""
 NETWORK_BYTES_PER_S: Final[dict[str, tuple[float, str]]] = {
     "A100": (25e9, "200 Gb/s a GPU, arXiv:2104.04473, section 5"),
+    "B300": (100e9, "800 Gb/s a GPU: a ConnectX-8 each, glennklockwood.com/garden/processors/B300"),
     "": (50e9, "400 Gb/s a GPU, as in torchtitan's H100 benchmarks of 2024-12"),
 }
 """Network bandwidth of one device, one way, by a word of its name."""
@@ -33,7 +37,22 @@ HOP_S: Final = 6e-6  # Latency of one step of a collective inside a node; an ass
 NETWORK_HOP_S: Final = 15e-6  # The same between nodes; an assumption
 RESERVED_BYTES: Final = 2.5 * GIB
 """Memory that the driver, the collectives' buffers and the allocator's gaps take; an assumption."""
-OPTIONS: Final = {"memory": "GiB of a device", "network": "GB/s of a device between nodes"}
+POWER: Final[dict[str, tuple[float, str]]] = {
+    "MI": (0.63, "the clocks of an MI300X at 750 W and an MI325X at 1,000 W, the same die with "
+           "bf16 products (ROCm/rocm-blogs, measuring-max-achievable-flops-part2)"),
+    "": (1.0, "one row of torchtitan's table for H100 at 500 W (llama3_h100_202412)"),
+}  # fmt: skip
+"""Exponent with which the rate of products follows a device's power, and what it was fitted on, by
+the beginning of the device's name."""
+NARROW: Final = {"fp8": "fp8", "mxfp8": "fp8", "mxfp4": "fp4", "nvfp4": "fp4"}
+"""Bits of the products of each precision beside bf16, by which the catalogue lists peaks."""
+GROUPED_AMD: Final[Mapping[str, float]] = {"bf16": 0.57, "fp8": 0.53, "fp4": 0.41}
+"""Share of a large product's rate that experts' products in one launch sustain beside the terms of
+tiles and inner size, by bits: medians over the fused layers of experts in ROCm/aiter's tuned
+configurations @e404860 for gfx950 with 256 rows or more an expert (20, 46 and 170 products)."""
+GROUPED: Final = 0.9
+"""The same on other devices: 524 and 545 TFLOP/s of 16 experts with 512 rows on an H100
+(pytorch/ao, pull request 2490)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,16 +84,22 @@ class PlannedCluster:
     by_inner: tuple[tuple[float, float], ...] = ()
     """Inner sizes of measured products and the share of `products` that these reach beside the
     model's own terms; between two sizes it follows the size's logarithm."""
+    grouped: tuple[float, ...] = (GROUPED,) * len(PRECISIONS)
+    """Share of a large product's rate that experts' products in one launch sustain, in the order
+    of `PRECISIONS`."""
 
     @property
     def world(self) -> int:
         return self.local * self.nodes
 
 
-def parse_cluster(text: str, *, network_gb_per_s: float | None = None) -> PlannedCluster:
+def parse_cluster(
+    text: str, *, network_gb_per_s: float | None = None, power_w: float | None = None
+) -> PlannedCluster:
     """Return the cluster of `DEVICE:LOCALxNODES`, such as `mi300x:8x128`, or `DEVICE:COUNT`.
 
-    Raises PlanError for a text of another form and for a device that the catalogue lacks.
+    Devices that are held to `power_w` watts run products slower. Raises PlanError for a text of
+    another form, for a device that the catalogue lacks, and for more watts than the board takes.
     """
     found = FORM.fullmatch(text.strip().lower())
     if not found:
@@ -83,25 +108,35 @@ def parse_cluster(text: str, *, network_gb_per_s: float | None = None) -> Planne
         )
     device = _device(found["device"])
     nodes, local = int(found["nodes"]), int(found["local"] or 0)
-    if found["local"] is None:  # one number counts devices: whole nodes of eight, or a part of one
-        local, nodes = (nodes, 1) if nodes <= 8 else (8, nodes // 8)
-        if local * nodes != int(found["nodes"]):
+    most = int(device.number("node_devices") or 8)
+    if found["local"] is None:  # one number counts devices: whole nodes, or a part of one
+        count, sizes = nodes, (most, 64, 36, 32) if most > 8 else (most,)  # racks of 72 are shared
+        local = count if count <= most else next((n for n in sizes if not count % n), 0)
+        if not local and count:
             raise PlanError(
-                f"cluster {text!r} has {found['nodes']} devices, which fill no whole nodes of 8: "
+                f"cluster {text!r} has {count} devices, which fill no whole nodes of {most}: "
                 "write DEVICE:LOCALxNODES"
             )
+        nodes = count // local if local else 0
     if local * nodes > MOST_DEVICES:
         raise PlanError(
             f"cluster {text!r} has {local * nodes:,} devices: give at most {MOST_DEVICES:,}"
         )
     if not local or not nodes:
         raise PlanError(f"cluster {text!r} has no devices: give 1 or more of each")
-    if local > 8 and _is_mesh(device):
+    if local > most and (_is_mesh(device) or most > 8):
         raise PlanError(
-            f"cluster {text!r} has {local} devices in a node, but {device.name} connects 8: give "
-            "at most 8"
+            f"cluster {text!r} has {local} devices in a node, but {device.name} connects {most}: "
+            f"give at most {most}"
         )
-    return _cluster(text.strip().lower(), device, local, nodes, network_gb_per_s)
+    board_w = device.number("board_power") or 700.0
+    if power_w is not None and not 0 < power_w <= board_w:
+        raise PlanError(
+            f"{device.name} takes {board_w:g} W at most: give a limit above 0 and up to that, not "
+            f"{power_w:g}"
+        )
+    named = text.strip().lower()
+    return _cluster(named, device, local, nodes, network_gb_per_s, power_w or board_w)
 
 
 def _device(word: str) -> CatalogueDevice:
@@ -128,8 +163,9 @@ def _is_mesh(device: CatalogueDevice) -> bool:
 
 
 def _cluster(
-    name: str, device: CatalogueDevice, local: int, nodes: int, network_gb_per_s: float | None
-) -> PlannedCluster:
+    name: str, device: CatalogueDevice, local: int, nodes: int, network_gb_per_s: float | None,
+    power_w: float,
+) -> PlannedCluster:  # fmt: skip
     memory = device.get("memory")
     bandwidth = device.memory_bytes_per_s()
     egress = device.number("fabric_egress")
@@ -139,17 +175,14 @@ def _cluster(
     network_bytes_per_s, network_source = NETWORK_BYTES_PER_S[word]
     if network_gb_per_s is not None:
         network_bytes_per_s, network_source = network_gb_per_s * 1e9, "given"
-    peak = {
-        precision: found
-        for precision in ("bf16", "fp8")
-        if (found := device.peak_flops_per_s(f"matrix_{precision}"))
-    }
+    peak: dict[str, float] = {one: found for one in PRECISIONS if (found := _peak(device, one))}
+    amd = device.name.startswith("MI")
     return PlannedCluster(
         name=name,
         device=device.name,
         local=local,
         nodes=nodes,
-        products={precision: _products(device, precision, peak) for precision in peak},
+        products={one: _products(device, one, peak[one], power_w) for one in peak},
         peak=peak,
         memory_bytes=memory.number * (GIB if memory.unit == "GiB" else 1e9),
         memory=Rate(
@@ -160,19 +193,54 @@ def _cluster(
         mesh=_is_mesh(device),
         network=Rate(per_s=network_bytes_per_s, source=network_source),
         units=int(device.number("compute_units") or device.number("sms") or 108),
-        power_w=device.number("board_power") or 700.0,
+        power_w=power_w,
+        grouped=tuple(GROUPED_AMD[NARROW.get(one, one)] for one in PRECISIONS)
+        if amd
+        else (GROUPED,) * len(PRECISIONS),
     )
 
 
-def _products(device: CatalogueDevice, precision: str, peak: dict[str, float]) -> Rate:
+def _peak(device: CatalogueDevice, precision: str) -> float | None:
+    """Return the paper peak of a precision; None if the device lacks it.
+
+    Blocks with a scale of their own enter the products of devices that have 4-bit ones, NVFP4's on
+    NVIDIA's alone.
+    """
+    narrow = device.peak_flops_per_s("matrix_fp4")
+    if precision.startswith(("mx", "nv")) and not narrow:
+        return None
+    if precision == "nvfp4" and device.name.startswith("MI"):
+        return None
+    return device.peak_flops_per_s(f"matrix_{NARROW.get(precision, precision)}")
+
+
+def _products(device: CatalogueDevice, precision: str, peak: float, power_w: float) -> Rate:
+    """Return what large products sustain at some power."""
+    rate = _at_board_power(device, NARROW.get(precision, precision), peak)
+    board_w = device.number("board_power") or power_w
+    if power_w == board_w:
+        return rate
+    exponent, fitted_on = next(one for key, one in POWER.items() if device.name.startswith(key))
+    factor = (power_w / board_w) ** exponent
+    source = f"{rate.source}; x {factor:.2f} at {power_w:g} W, fitted on {fitted_on}"
+    return Rate(per_s=rate.per_s * factor, source=source)
+
+
+def _at_board_power(device: CatalogueDevice, bits: str, peak: float) -> Rate:
     """Return what large products sustain: a cited ceiling, else a share of the peak.
 
-    If bf16 has a ceiling and fp8 has none, fp8 gets bf16's share.
+    The share is that of the same bits on a device of the same target, else bf16's there.
     """
-    if cited := device.get(f"max_achievable.matrix_{precision}"):
+    if cited := device.get(f"max_achievable.matrix_{bits}"):
         return Rate(per_s=cited.number * 1e12, source=cited.source)
-    share, source = SUSTAINED, f"{SUSTAINED:.1%} of the paper peak, as measured on an H100"
-    if ceiling := device.get("max_achievable.matrix_bf16"):
-        share = ceiling.number * 1e12 / peak["bf16"]
-        source = f"bf16's share of its peak, {share:.1%}: {ceiling.source}"
-    return Rate(per_s=peak[precision] * share, source=source)
+    target = device.get("target")
+    alike = [device, *(load().of_target(target.value) if target else ())]
+    for kind in (bits, "bf16"):
+        for one in alike:
+            ceiling = one.get(f"max_achievable.matrix_{kind}")
+            if ceiling and (whole := one.peak_flops_per_s(f"matrix_{kind}")):
+                share = ceiling.number * 1e12 / whole
+                source = f"{kind}'s share of its peak on {one.name}, {share:.1%}: {ceiling.source}"
+                return Rate(per_s=peak * share, source=source)
+    source = f"{SUSTAINED:.1%} of the paper peak, as measured on an H100"
+    return Rate(per_s=peak * SUSTAINED, source=source)

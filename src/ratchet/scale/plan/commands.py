@@ -8,6 +8,17 @@ from typing import Final
 from ratchet.scale.plan.search import LayoutPlan, PlanQuestion
 
 PORT: Final = 29500
+TITAN: Final = {
+    "fp8": "float8", "mxfp8": "mx", "mxfp4": "YOUR_FP4_CONVERTER", "nvfp4": "YOUR_FP4_CONVERTER"
+}  # fmt: skip
+"""torchtitan's converters by precision; it has none of four bits."""
+MEGATRON: Final = {
+    "bf16": [],
+    "fp8": ["--fp8-format=hybrid"],
+    "mxfp8": ["--fp8-format=e4m3", "--fp8-recipe=mxfp8"],
+    "mxfp4": ["--fp4-format=e2m1", "--fp4-recipe=mxfp4"],
+    "nvfp4": ["--fp4-format=e2m1", "--fp4-recipe=nvfp4"],
+}
 
 
 def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
@@ -33,8 +44,8 @@ def _torchtitan(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         named["parallelism.pipeline_parallel_schedule"] = schedule
         named["parallelism.pipeline_parallel_microbatch_size"] = layout.micro_batch
     told = [f"--{name}={value}" for name, value in named.items()]
-    if layout.precision == "fp8":
-        told.append("--model.converters=float8")
+    if layout.precision != "bf16":
+        told.append(f"--model.converters={TITAN[layout.precision]}")
     return ["-m", "torchtitan.train", *told]
 
 
@@ -101,8 +112,7 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         flags.append("--recompute-num-layers=1")
     if layout.checkpointing == "selective":
         flags.append("--recompute-granularity=selective")
-    if layout.precision == "fp8":
-        flags.append("--fp8-format=hybrid")
+    flags += MEGATRON[layout.precision]
     named = [f"--{name}={value}" for name, value in told.items()]
     return ["pretrain_gpt.py", *named, *flags]
 

@@ -16,10 +16,10 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Sharding = Literal["none", "optimizer", "full"]
 Checkpointing = Literal["none", "selective", "full"]
-Precision = Literal["bf16", "fp8"]
+Precision = Literal["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "optimizer", "full")
 CHECKPOINTINGS: Final = ("none", "selective", "full")
-PRECISIONS: Final = ("bf16", "fp8")
+PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp8", "mxfp8", "mxfp4", "nvfp4")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,8 +142,8 @@ class Stack:
     sequence_parallel: bool = True
     """True if tensor parallel ranks split the sequence between the products."""
     cast_bytes: float = 6.0
-    """Bytes moved for an element that enters an fp8 product: torchao reads it for its largest
-    value, reads it again and writes it in both orders; Transformer Engine fuses these."""
+    """Bytes moved for an element that enters a product of 8 bits or fewer: torchao reads it for its
+    largest value, reads it again and writes it in both orders; Transformer Engine fuses these."""
     logit_bytes: float = 14.0
     """Bytes held for a logit. Plain cross entropy has it in bf16 and fp32, its log-softmax and its
     fp32 gradient; a fused one keeps the fp32 logit, overwritten by its gradient, and the bf16."""
@@ -168,6 +168,9 @@ class Stack:
     (arXiv:2104.04473, section 4.1); otherwise each of them sends all of it."""
     exposed_sends: float = 0.2
     """Share of the sends between stages that nothing hides once the pipeline is full."""
+    sends_once: bool = False
+    """True if a token that several experts of a node ask for crosses to the node once, as DeepEP
+    sends it; otherwise an all-to-all sends a copy for each expert."""
 
 
 STACKS: Final = {
@@ -176,6 +179,9 @@ STACKS: Final = {
         Stack(name="torch", ampere_attention=True),
         Stack(name="torch-eager", ampere_attention=True, logit_traffic=42.0),
         Stack(name="megatron", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True),
+        Stack(
+            name="megatron-deepep", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True, sends_once=True
+        ),
         Stack(name="megatron-2022", flash=False, logit_bytes=6.0, overlaps_data=False),
         Stack(
             name="megatron-2021", flash=False, sequence_parallel=False, logit_bytes=6.0,
@@ -189,7 +195,8 @@ STACKS: Final = {
     )
 }  # fmt: skip
 """`torch` is torchtitan: FSDP2, DTensor, SDPA and torch.compile; `torch-eager` the same without
-torch.compile. `megatron` is Megatron-LM with Transformer Engine; `megatron-2022` has sequence
+torch.compile. `megatron` is Megatron-LM with Transformer Engine, `megatron-deepep` the same with
+DeepEP's exchange of tokens; `megatron-2022` has sequence
 parallelism and selective recomputation (arXiv:2205.05198) but no fused attention, `megatron-2021`
 neither (arXiv:2104.04473). `deepspeed` is Megatron-DeepSpeed of 2022, in which MT-NLG and BLOOM
 were trained: its pipeline waits for its sends."""

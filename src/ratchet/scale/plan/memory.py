@@ -54,6 +54,8 @@ def memory(shape: Shape, layouts: Layouts, micro_batches: Floats, stack: Stack) 
     def of(parameters: Floats, ranks: Floats) -> tuple[Floats, Floats, Floats]:
         """Return the bytes of weights, gradients and optimizer for some parameters."""
         shard = np.where(full, ranks, 1.0)
+        if shape.frozen:
+            return element * parameters / shard, np.zeros_like(shard), np.zeros_like(shard)
         weights = np.where(full, 4.0, element) * parameters / shard
         gradients = GRADIENT_BYTES * parameters / shard
         moments = np.where(full, 8.0, adam) * parameters
@@ -62,9 +64,10 @@ def memory(shape: Shape, layouts: Layouts, micro_batches: Floats, stack: Stack) 
     own, experts = of(dense + edge, data), of(routed, expert_data)
     layer = (dense + routed) / np.maximum(shape.layers / layouts.pp, 1.0)
     # Gathered layers, and the fp32 gradient of one layer before it is reduced.
-    passing = layer * (GATHERED_LAYERS * element + GRADIENT_BYTES) + edge * element
+    gradient = 0 if shape.frozen else GRADIENT_BYTES
+    passing = layer * (GATHERED_LAYERS * element + gradient) + edge * element
     # In a pipeline, FSDP keeps a stage's weights and gradients whole until the step ends.
-    whole = (dense + routed + edge) * (element + GRADIENT_BYTES)
+    whole = (dense + routed + edge) * (element + gradient)
     passing = np.where(layouts.pp > 1, whole, passing)
     tokens = layouts.micro_batch * shape.sequence / layouts.cp
     activations = _activations(shape, layouts, micro_batches, tokens, stack) * element / 2
@@ -157,9 +160,9 @@ def _activations(
     scores = 0.0 if stack.flash else 5.0 * shape.heads * shape.sequence
     if stack.keeps_fp8:  # an MLP's product and two norms' outputs take one byte instead of two
         saved_split, saved_repeated = _entering(shape), 2.0 * shape.hidden
-        fp8 = layouts.precision == PRECISIONS.index("fp8")
-        split = split - np.where(fp8, saved_split, 0.0)
-        repeated = repeated - np.where(fp8, saved_repeated, 0.0)
+        narrow = layouts.precision >= PRECISIONS.index("fp8")
+        split = split - np.where(narrow, saved_split, 0.0)
+        repeated = repeated - np.where(narrow, saved_repeated, 0.0)
     everything = split / layouts.tp + repeated / along
     if stack.flash:
         by_op = _kept_by_op(shape) / layouts.tp + input_bytes / along

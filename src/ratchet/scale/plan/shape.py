@@ -46,6 +46,9 @@ class Shape:
     turned_dim: int = 0  # Elements of its keys and queries, beside head_dim, that rotation turns
     window: int = 0  # Tokens back to which the attention of `windowed` layers sees
     windowed: int = 0  # Layers whose attention sees a window alone
+    most_nodes: int = 0  # Nodes among which the experts of a token lie at most; 0 if any may
+    imbalance: float = 1.0  # Tokens of the fullest rank's experts over those of the mean
+    frozen: bool = False  # True if low-rank adapters are trained, too small to count, and no weight
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "head_dim", "vocabulary", "sequence"):
@@ -61,6 +64,8 @@ class Shape:
                 f"{self.name} sends a token to {self.experts_per_token} of {self.experts} experts: "
                 "give between 1 and the number of experts"
             )
+        if self.imbalance < 1:
+            raise PlanError(f"imbalance {self.imbalance:g} is below 1, the mean: give 1 or more")
         if not self.experts and not self.intermediate:
             raise PlanError(f"{self.name} has neither an MLP nor experts: give one of them")
 
@@ -154,10 +159,10 @@ class Shape:
         """Return the operations of a token's forward and backward pass: 6 N + 12 L H s.
 
         PaLM's convention (arXiv:2204.02311, appendix B), by which MFU is told: causal attention
-        counts in full, recomputation does not count.
+        counts in full, recomputation does not count. Frozen weights have no gradients: 4 N.
         """
         attention = 12.0 * self.layers * self.attention_inner * self.attended
-        return 6.0 * self.active_parameters + attention
+        return (4.0 if self.frozen else 6.0) * self.active_parameters + attention
 
 
 def made(name: str, *, gated: bool, layers: int, hidden: int, heads: int, **given: int) -> Shape:
@@ -228,6 +233,17 @@ _PUBLISHED: Final = (
         intermediate=0, vocabulary=151936, sequence=4096, experts=128, experts_per_token=8,
         expert_intermediate=1536,
     ),
+    # arXiv:2505.09388, table 1.
+    made("qwen3-8b", gated=True, layers=36, hidden=4096, heads=32, kv_heads=8, head_dim=128,
+         intermediate=12288, vocabulary=151936, sequence=4096),
+    made("qwen3-32b", gated=True, layers=64, hidden=5120, heads=64, kv_heads=8, head_dim=128,
+         intermediate=25600, vocabulary=151936, sequence=4096),
+    # The published configuration: 109 B parameters, 17 B of them active.
+    Shape(
+        name="llama4-scout", layers=48, hidden=5120, heads=40, kv_heads=8, head_dim=128,
+        intermediate=0, vocabulary=202048, sequence=8192, experts=16, experts_per_token=1,
+        expert_intermediate=8192, shared_intermediate=8192,
+    ),
     # arXiv:2405.04434, section 3.1.2 and appendix B.
     Shape(
         name="deepseek-v2", layers=60, hidden=5120, heads=128, kv_heads=128, head_dim=128,
@@ -241,12 +257,12 @@ _PUBLISHED: Final = (
         expert_intermediate=1408, shared_intermediate=2816, dense_layers=1, latent_rank=512,
         turned_dim=64,
     ),
-    # arXiv:2412.19437, section 4.2, without the layer that predicts a second token.
+    # arXiv:2412.19437, sections 2.1.2 and 4.2, without the layer that predicts a second token.
     Shape(
         name="deepseek-v3", layers=61, hidden=7168, heads=128, kv_heads=128, head_dim=128,
         intermediate=18432, vocabulary=129280, sequence=4096, experts=256, experts_per_token=8,
         expert_intermediate=2048, shared_intermediate=2048, dense_layers=3, latent_rank=512,
-        query_rank=1536, turned_dim=64,
+        query_rank=1536, turned_dim=64, most_nodes=4,
     ),
     # arXiv:2507.20534, table 2, and the published configuration.
     Shape(

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from ratchet.scale.plan.cluster import HOP_S, NETWORK_HOP_S, PlannedCluster
-from ratchet.scale.plan.layout import PRECISIONS, Floats, Layouts, Stack
+from ratchet.scale.plan.layout import PRECISIONS, Floats, Integers, Layouts, Stack
 from ratchet.scale.plan.memory import (
     FULL,
     FULL_SHARDING,
@@ -25,7 +25,11 @@ from ratchet.scale.plan.memory import (
 )
 from ratchet.scale.plan.shape import Shape
 
-FP8: Final = PRECISIONS.index("fp8")
+NARROW: Final = PRECISIONS.index("fp8")  # From here on, products have 8 bits or fewer
+NVFP4: Final = PRECISIONS.index("nvfp4")
+BF16_LAYERS: Final = 0.15
+"""Share of the layers that NVFP4's recipe leaves in bf16 (arXiv:2509.25149; torchtitan's
+nvfp4.md)."""
 TILE_ROWS, TILE_COLUMNS = 256, 128
 INNER: Final = 256  # Inner size at which filling and draining a tile's pipeline halves the rate
 ATTENTION_FORWARD, ATTENTION_BACKWARD = 0.6, 0.45
@@ -47,8 +51,13 @@ BACKWARD: Final = 2.0  # Operations of a product's backward pass over those of i
 ATTENTION_BACKWARD_FLOPS: Final = 2.5  # Fused attention's, which computes the scores again
 LAUNCH_S: Final = 4e-6  # Least time of a kernel; an assumption
 HOST_S: Final = 8e-6  # Time in which a Python program launches one kernel; an assumption
+LAYER_LAUNCHES: Final = 60
+"""Kernels of a layer with experts that the host launches forward beside those of each expert: its
+attention, router and permutations. An assumption."""
+EXPERT_LAUNCHES: Final = 2.0  # Products of an expert, each a kernel of its own
 EXPERT_CASTS: Final = 16
-"""Kernels that an expert's fp8 products need beside them, forward; backward has twice as many."""
+"""Kernels that an expert's narrow products need beside them, forward; backward has twice as many.
+Set by one row: Qwen3-30B-A3B on 8 B200 with one sequence in a micro-batch."""
 OPTIMIZER_TRAFFIC: Final = 30
 """Bytes that AdamW moves for a parameter: weight, gradient and moments read, three written."""
 OVERLAPPED: Final = 0.8
@@ -96,7 +105,7 @@ def times(
     sent = stack.element_bytes / 2  # the formulas below are of bf16
     tensor = sent * _tensor(shape, cluster, layouts, tokens) * (1 - stack.overlap_tensor)
     context = _context(shape, cluster, layouts, sent * tokens, layer)
-    experts = sent * _experts(shape, cluster, layouts, tokens)
+    experts = sent * _experts(shape, cluster, layouts, tokens, stack)
     again = _recomputed(layouts, layer, stack.flash)
     full = (layouts.checkpointing == FULL).astype(float)
     compute = per_stage * (layer.forward + layer.backward) + head
@@ -127,24 +136,56 @@ def product_s(
     rows: Floats,
     columns: Floats,
     inner: Floats,
-    fp8: Floats | bool = False,
+    precision: Integers | int = 0,
 ) -> Floats:
-    """Return the seconds of a product [rows, inner] x [inner, columns]."""
+    """Return the seconds of a product [rows, inner] x [inner, columns]; 0 is bf16."""
     flops = 2.0 * rows * columns * inner
     share = product_share(cluster, rows, columns, inner)
-    bf16 = cluster.products["bf16"].per_s
-    fast = cluster.products["fp8"].per_s if "fp8" in cluster.products else bf16
-    rate = np.where(fp8, fast, bf16)
     traffic = 2.0 * (rows * inner + inner * columns + rows * columns)
-    return np.maximum(flops / (rate * share), traffic / cluster.memory.per_s) + LAUNCH_S
+    busy = flops / (_rates(cluster)[precision] * share)
+    return np.asarray(np.maximum(busy, traffic / cluster.memory.per_s) + LAUNCH_S)
+
+
+def _rates(cluster: PlannedCluster) -> Floats:
+    """Return the rates of products in the order of `PRECISIONS`; bf16's where there is none."""
+    bf16 = cluster.products["bf16"].per_s
+    rates = [cluster.products[one].per_s if one in cluster.products else bf16 for one in PRECISIONS]
+    rates[NVFP4] = 1 / ((1 - BF16_LAYERS) / rates[NVFP4] + BF16_LAYERS / bf16)
+    return np.array(rates)
+
+
+def grouped_s(
+    cluster: PlannedCluster,
+    experts: Floats,
+    rows: Floats,
+    columns: Floats,
+    inner: Floats,
+    precision: Integers | int = 0,
+) -> Floats:
+    """Return the seconds of as many products [rows, inner] x [inner, columns] in one launch.
+
+    Their tiles share the units; as groups differ in size, half a tile of each one's rows is idle.
+    One expert is a product like any other.
+    """
+    tiles = experts * np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
+    share = _filled(cluster, tiles, inner) * np.array(cluster.grouped)[precision]
+    flops = 2.0 * experts * (rows + TILE_ROWS / 2) * columns * inner
+    traffic = 2.0 * experts * (rows * inner + inner * columns + rows * columns)
+    busy = flops / (_rates(cluster)[precision] * share)
+    grouped = np.maximum(busy, traffic / cluster.memory.per_s) + LAUNCH_S
+    alone = product_s(cluster, rows, columns, inner, precision)
+    return np.where(experts == 1, alone, grouped)
 
 
 def product_share(cluster: PlannedCluster, rows: Floats, columns: Floats, inner: Floats) -> Floats:
     """Return the share of the sustained rate that a product's sizes leave it."""
     tiles = np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
+    return _filled(cluster, tiles, inner)
+
+
+def _filled(cluster: PlannedCluster, tiles: Floats, inner: Floats) -> Floats:
     # On average, half of the last wave of tiles is idle.
-    filled = tiles / (tiles + cluster.units / 2)
-    share = filled * inner / (inner + INNER)
+    share = tiles / (tiles + cluster.units / 2) * inner / (inner + INNER)
     if cluster.by_inner:
         sizes, measured = zip(*cluster.by_inner, strict=True)
         share = share * np.interp(np.log2(inner), np.log2(sizes), measured)
@@ -155,39 +196,68 @@ def _layer(
     shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
 ) -> Layer:
     tp = layouts.tp.astype(float)
-    fp8 = layouts.precision == FP8
+    kind = layouts.precision
     hidden = np.full_like(tp, shape.hidden)
     inner = shape.heads * shape.head_dim / tp
     keys = shape.kv_heads * shape.head_dim / tp
-    products = product_s(cluster, tokens, inner + 2 * keys, hidden, fp8)
-    products = products + product_s(cluster, tokens, hidden, inner, fp8)
+    products = product_s(cluster, tokens, inner + 2 * keys, hidden, kind)
+    products = products + product_s(cluster, tokens, hidden, inner, kind)
     moe = shape.moe_layers / shape.layers
     wide = shape.products - 1.0
 
     def mlp(rows: Floats, width: Floats) -> Floats:
-        up = product_s(cluster, rows, wide * width, hidden, fp8)
-        return np.asarray(up + product_s(cluster, rows, hidden, width, fp8))
+        up = product_s(cluster, rows, wide * width, hidden, kind)
+        return np.asarray(up + product_s(cluster, rows, hidden, width, kind))
 
     if shape.intermediate:
         products = products + (1 - moe) * mlp(tokens, shape.intermediate / tp)
-    if shape.experts:
-        # A rank holds experts / ep of them, and each gets its share of ep ranks' tokens.
-        own = np.maximum(shape.experts / layouts.ep, 1.0)
-        rows = tokens * shape.experts_per_token * layouts.ep / shape.experts
-        routed = own * mlp(rows, shape.expert_intermediate / tp)
-        if shape.shared_intermediate:
-            routed = routed + mlp(tokens, shape.shared_intermediate / tp)
-        # Each expert's fp8 casts are kernels of their own, which the host cannot launch faster.
-        routed = routed + np.where(fp8, own * EXPERT_CASTS * HOST_S, 0.0)
-        products = products + moe * routed
+    if shape.experts and shape.shared_intermediate:
+        products = products + moe * mlp(tokens, shape.shared_intermediate / tp)
     attention_f, attention_b = _attention(shape, cluster, layouts, tokens, stack)
     moved = _moved_s(shape, cluster, layouts, tokens, stack)
+    routed_f, routed_b, launched = _routed(shape, cluster, layouts, tokens)
+    forward = products + moe * routed_f + attention_f + moved
+    backward = _backward(shape) * products + moe * routed_b + attention_b + 1.5 * moved
+    # What the host cannot launch in time, the device waits for.
     return Layer(
-        forward=products + attention_f + moved,
-        backward=BACKWARD * products + attention_b + 1.5 * moved,
+        forward=np.maximum(forward, moe * launched),
+        backward=np.maximum(backward, moe * BACKWARD * launched),
         attention=attention_f,
-        products=products,
+        products=products + moe * routed_f,
     )
+
+
+def _backward(shape: Shape) -> float:
+    return BACKWARD / 2 if shape.frozen else BACKWARD
+
+
+def _routed(
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats
+) -> tuple[Floats, Floats, Floats]:
+    """Return the routed experts' seconds forward and backward, and those of a layer's launches.
+
+    Backward, the weights' gradients have the tokens of an expert as inner size.
+    """
+    if not shape.experts:
+        return np.zeros_like(tokens), np.zeros_like(tokens), np.zeros_like(tokens)
+    kind = layouts.precision
+    # A rank holds experts / ep of them, and each gets its share of ep ranks' tokens, or more.
+    own = np.maximum(shape.experts / layouts.ep, 1.0)
+    rows = tokens * shape.experts_per_token * layouts.ep / shape.experts
+    rows = rows * np.where(layouts.ep > 1, shape.imbalance, 1.0)
+    hidden = np.full_like(tokens, shape.hidden)
+    width = np.full_like(tokens, shape.expert_intermediate) / layouts.tp
+    up = (shape.products - 1.0) * width
+    forward = grouped_s(cluster, own, rows, up, hidden, kind)
+    forward = forward + grouped_s(cluster, own, rows, hidden, width, kind)
+    inputs = grouped_s(cluster, own, rows, hidden, up, kind)
+    inputs = inputs + grouped_s(cluster, own, rows, width, hidden, kind)
+    weights = grouped_s(cluster, own, hidden, up, rows, kind)
+    weights = weights + grouped_s(cluster, own, width, hidden, rows, kind)
+    casts = np.where(kind >= NARROW, EXPERT_CASTS, 0)
+    launched = (LAYER_LAUNCHES + own * (EXPERT_LAUNCHES + casts)) * HOST_S
+    backward = inputs if shape.frozen else inputs + weights
+    return forward, np.asarray(backward), np.asarray(launched)
 
 
 def _attention(
@@ -223,14 +293,16 @@ def _moved_s(
     width = (1 - moe) * shape.intermediate + shape.shared_intermediate
     width += moe * shape.experts_per_token * shape.expert_intermediate
     activated = 2.0 * shape.products * width
-    copied = moe * shape.experts_per_token * 2.0 * 4 * shape.hidden
-    # What enters an fp8 product is cast first, the weights too.
-    entering = 2 * shape.hidden + inner + width
-    fp8 = layouts.precision == FP8
-    cast = np.where(fp8, stack.cast_bytes * entering, 0.0)
+    # Tokens are copied before and behind the experts; with an all-to-all also before it, by rank.
+    passes = 4 if stack.sends_once else 8
+    copied = moe * shape.experts_per_token * 2.0 * passes * shape.hidden
+    # What enters a narrow product is cast first, the weights too.
+    entering = 2 * shape.hidden + inner + width + moe * shape.experts_per_token * shape.hidden
+    narrow = layouts.precision >= NARROW
+    cast = np.where(narrow, stack.cast_bytes * entering, 0.0)
     weights = np.asarray(shape.attention_parameters + (1 - moe) * shape.dense_parameters)
     weights = weights + moe * (shape.expert_parameters / layouts.ep + shape.shared_parameters)
-    cast_weights = np.where(fp8, stack.cast_bytes * weights / layouts.tp, 0.0)
+    cast_weights = np.where(narrow, stack.cast_bytes * weights / layouts.tp, 0.0)
     split = layouts.tp if stack.sequence_parallel else np.ones_like(layouts.tp)
     total = along / split + (rotated + activated + cast + copied) / layouts.tp
     moved = tokens * total + cast_weights
@@ -244,7 +316,7 @@ def _head(
     columns = shape.vocabulary / layouts.tp
     one = product_s(cluster, tokens, columns, np.full_like(tokens, shape.hidden))
     traffic = tokens * columns * stack.logit_traffic / cluster.memory.per_s
-    return np.asarray((1 + BACKWARD) * one + traffic)
+    return np.asarray((1 + _backward(shape)) * one + traffic)
 
 
 def _recomputed(layouts: Layouts, layer: Layer, flash: bool) -> Floats:
@@ -296,14 +368,33 @@ def _context(
     return np.maximum(3.0 * one - hidden, 0.1 * one)
 
 
-def _experts(shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats) -> Floats:
-    """Return an expert layer's exchanges: out and back, forward and backward."""
+def _experts(
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
+) -> Floats:
+    """Return an expert layer's exchanges: out and back, forward and backward.
+
+    In an all-to-all, each device sends its own tokens through its own network card. A token goes
+    to each of its k experts: to k (n - 1) / n other nodes' ranks of n nodes. Sent once, it crosses
+    to the n (1 - (1 - 1 / n)^k) nodes that its experts lie on (arXiv:2412.19437, section 3.2.2),
+    of which a router may allow fewer, and is copied to their ranks inside the node.
+    """
     if not shape.experts:
         return np.zeros_like(tokens)
-    ranks = layouts.ep.astype(float)
-    copies = 2.0 * tokens * shape.hidden * shape.experts_per_token * (ranks - 1) / ranks
-    stride = (layouts.tp * layouts.cp).astype(float)
-    return np.asarray(4.0 * link_s(cluster, copies / layouts.tp, ranks, stride))
+    ranks, stride = layouts.ep.astype(float), (layouts.tp * layouts.cp).astype(float)
+    inside = np.clip(cluster.local / stride, 1.0, ranks)
+    nodes, chosen = ranks / inside, float(shape.experts_per_token)
+    to_ranks, to_nodes = np.full_like(ranks, chosen), np.full_like(ranks, chosen)
+    if stack.sends_once:
+        to_ranks = ranks * (1 - (1 - 1 / ranks) ** chosen)
+        to_nodes = nodes * (1 - (1 - 1 / nodes) ** chosen)
+        to_nodes = np.minimum(to_nodes, shape.most_nodes or np.inf)
+    one = 2.0 * tokens * shape.hidden * shape.imbalance / layouts.tp
+    mesh = np.minimum((inside - 1) / 7.0, 1.0) if cluster.mesh else 1.0
+    fabric = cluster.fabric.per_s * np.maximum(mesh, 1e-9) * cluster.collective
+    within = one * to_ranks * (inside - 1) / (inside if stack.sends_once else ranks) / fabric
+    across = one * to_nodes * (nodes - 1) / nodes / (cluster.network.per_s * cluster.collective)
+    hop = np.where(nodes > 1, NETWORK_HOP_S, HOP_S) * np.log2(np.maximum(ranks, 2.0))
+    return np.where(ranks > 1, 4.0 * (np.maximum(within, across) + hop), 0.0)
 
 
 def _pipeline(
@@ -339,6 +430,9 @@ def _data(
         [stack.reduced_bytes + 2 * stack.element_bytes, stack.reduced_bytes + stack.element_bytes],
         2 * stack.reduced_bytes,
     )
+    if shape.frozen:  # nothing is reduced, and FSDP gathers weights alone
+        full = layouts.sharding == FULL_SHARDING
+        per_parameter = np.where(full, 2 * stack.element_bytes, 0.0)
 
     def sent(parameters: Floats, group: Floats, apart: Floats) -> Floats:
         moved = parameters * per_parameter * (group - 1) / group
@@ -366,6 +460,8 @@ def _accumulated(
 
 
 def _optimizer(shape: Shape, cluster: PlannedCluster, layouts: Layouts) -> Floats:
+    if shape.frozen:
+        return np.zeros(len(layouts))
     dense, routed, edge = parameters_per_rank(shape, layouts)
     ranks = np.where(layouts.sharding > 0, layouts.dp * layouts.cp, 1).astype(float)
     expert_ranks = np.maximum(ranks / layouts.ep, 1.0)
