@@ -2,7 +2,7 @@
 
     python benchmarks/scale/plan_products.py [--rows]
 
-`published/products.csv` holds 458 products: microseconds from the tuned configurations of ROCm/aiter
+`published/products.csv` holds 458 products: microseconds of the tuned configurations of ROCm/aiter
 (aiter/configs @e404860) for gfx942 and gfx950, up to 60 of each kind, chosen by the hash of their
 sizes among those of 512 rows and 10^11 operations or more. Rows with several experts are one of the
 two products of a fused layer of experts, with 256 rows or more each.
