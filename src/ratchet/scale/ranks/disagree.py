@@ -12,19 +12,12 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ratchet.scale.ranks.dumps import Calling, CollectiveCall
-from ratchet.scale.ranks.groups import Job, JobGroup, site
+from ratchet.scale.ranks.groups import SAME_SIZES, Job, JobGroup, site
 
 Kind = Literal[
     "operation", "order", "dtype", "shape", "skipped", "extra", "line", "members", "missing",
     "device", "deadlock", "unfinished", "p2p", "ended",
 ]  # fmt: skip
-SAME_SIZES: Final = (
-    "all_reduce", "allreduce", "allreduce_coalesced", "broadcast", "reduce", "all_gather",
-    "allgather", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base", "barrier",
-    "all_reduce_barrier", "all_gather_single", "reduce_scatter_single",
-    "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
-)  # fmt: skip
-"""Operations whose inputs have as many elements on every rank."""
 FARTHEST_SKIP: Final = 8
 
 

@@ -28,6 +28,7 @@ OWN_FRAMES: Final = re.compile(
 )
 """Files of frames that tell nothing about the training script."""
 DEFAULT_GROUP: Final = ("default_pg", "")
+EARLIER_NS: Final = 60 * 10**9  # Pause between the calls of two runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +160,13 @@ def read_dumps(paths: Sequence[Path]) -> Read:
             "TORCH_FR_BUFFER_SIZE=2000 before the job starts, and dump again after it hung"
         )
     dumps.sort(key=lambda dump: dump.rank)
+    left = {dump.path for dump in _left_over(dumps)}
+    faults += [
+        f"{path} ends a minute or more before the other dumps begin, so it is from an earlier run"
+        for path in sorted(left)
+    ]
+    old, dumps = ([d for d in dumps if (d.path in left) is is_left] for is_left in (True, False))
+    broken |= {dump.rank for dump in old} - {dump.rank for dump in dumps}
     _check_one_run(dumps)
     return Read(dumps=tuple(dumps), faults=tuple(faults), broken=frozenset(broken), beside=beside)
 
@@ -467,7 +475,22 @@ def _check_one_run(dumps: Sequence[Dump]) -> None:
                 f"{one.path} has version {one.version} and {other.path} {other.version}: give "
                 "dumps of one run, with one version of torch"
             )
-    spans = [dump.span_ns for dump in dumps]
-    spans = [span for span in spans if span[1]]
-    if spans and max(start for start, _ in spans) - min(end for _, end in spans) > 86400 * 10**9:
-        raise RanksError("the dumps lie more than a day apart: give dumps of one run")
+    worlds = [(dump, group) for dump in dumps if (group := dump.groups.get("0")) and group.ranks]
+    for (one, own), (other, its) in itertools.pairwise(worlds):
+        if len(own.ranks) != len(its.ranks) and not (one.is_gloo or other.is_gloo):
+            raise RanksError(
+                f"{one.path} is of a job of {len(own.ranks)} ranks and {other.path} of one of "
+                f"{len(its.ranks)}: give one run's dumps"
+            )
+
+
+def _left_over(dumps: Sequence[Dump]) -> list[Dump]:
+    """Return the dumps of an earlier run, which ended long before all others made a call."""
+    timed = sorted((dump for dump in dumps if dump.span_ns[1]), key=lambda dump: dump.span_ns)
+    ends = itertools.accumulate((dump.span_ns[1] for dump in timed), max)
+    gaps = [
+        place
+        for place, (end, later) in enumerate(zip(ends, timed[1:], strict=False), start=1)
+        if later.span_ns[0] - end > EARLIER_NS
+    ]
+    return timed[: gaps[-1]] if gaps else []

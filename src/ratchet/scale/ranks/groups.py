@@ -6,11 +6,29 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Final
 
 from ratchet.scale.ranks.dumps import DEFAULT_GROUP, Calling, CollectiveCall, Dump, DumpedGroup
 
+SAME_SIZES: Final = (
+    "all_reduce", "allreduce", "allreduce_coalesced", "broadcast", "reduce", "all_gather",
+    "allgather", "reduce_scatter", "_all_gather_base", "_reduce_scatter_base", "barrier",
+    "all_reduce_barrier", "all_gather_single", "reduce_scatter_single",
+    "all_gather_into_tensor_coalesced", "reduce_scatter_tensor_coalesced",
+)  # fmt: skip
+"""Operations whose inputs have as many elements on every rank."""
 Site = tuple[str, tuple[str, ...]]
 """An operation with the stack that called it."""
+
+
+Habit = tuple[Site, tuple[str, ...], tuple[tuple[int, ...], ...]]
+"""A call with its dtypes, and its inputs' sizes where those are alike on every rank."""
+
+
+def habit(what: Calling) -> Habit:
+    """Return what a call has in common with those of other ranks and steps."""
+    is_alike = what.operation in SAME_SIZES or " " in what.operation  # a send has one receive
+    return site(what), what.dtypes, what.inputs if is_alike else ()
 
 
 def site(what: Calling) -> Site:
@@ -90,7 +108,7 @@ class Habits:
     followed: dict[str, Counter[tuple[Site | None, Site]]] = field(
         default_factory=lambda: defaultdict(Counter)
     )
-    made: dict[str, Counter[Calling]] = field(default_factory=lambda: defaultdict(Counter))
+    made: dict[str, Counter[Habit]] = field(default_factory=lambda: defaultdict(Counter))
 
     @staticmethod
     def of(job: Job) -> Habits:
@@ -102,15 +120,15 @@ class Habits:
                 for sequence, call in own.items():
                     before = own.get(sequence - 1)
                     counted[(site(before.what) if before else None, site(call.what))] += 1
-                    habits.made[group.family][call.what] += 1
+                    habits.made[group.family][habit(call.what)] += 1
             for calls in group.p2p.values():
-                habits.made[group.family].update(call.what for call in calls)
+                habits.made[group.family].update(habit(call.what) for call in calls)
         return habits
 
     def times(self, family: str, before: CollectiveCall | None, after: CollectiveCall) -> int:
         """Return how often `after`, with tensors of its sizes, followed `before`."""
         pair = (site(before.what) if before else None, site(after.what))
-        return min(self.followed[family][pair], self.made[family][after.what])
+        return min(self.followed[family][pair], self.made[family][habit(after.what)])
 
     def follows(self, family: str, before: CollectiveCall, after: CollectiveCall) -> bool:
         """Return whether `after` ever came next after `before`, of whatever sizes."""

@@ -11,7 +11,7 @@ from ratchet.base.show import model as m
 from ratchet.scale.ranks.beside import EndedRank
 from ratchet.scale.ranks.disagree import Disagreement, members_disagree, named, parting
 from ratchet.scale.ranks.dumps import Calling, CollectiveCall, Read
-from ratchet.scale.ranks.groups import Job, Site, job_of, site
+from ratchet.scale.ranks.groups import Job, Site, habit, job_of, site
 from ratchet.scale.ranks.waits import Meeting, Source, Waits, is_troubled, waits_of
 
 MOST_FOLLOWING: Final = 12  # Lines of consequences that are shown
@@ -173,6 +173,7 @@ class _Told:
                 not one.is_done,
                 rank in self.job.dumps or not one.call.is_p2p,
                 self.waits.comes_next(rank, one),
+                -len(one.absent) - len(one.unknown),  # others that it waits for wait themselves
                 -one.call.created_ns,
             ),
         )
@@ -286,9 +287,9 @@ class _Told:
         ranks = sorted(meeting.here)
         if meeting.is_unlike:
             made = self.job.habits.made[meeting.group.family]
-            ranks.sort(key=lambda rank: made[meeting.here[rank].what])
+            ranks.sort(key=lambda rank: made[habit(meeting.here[rank].what)])
             a, b = (meeting.here[rank].what for rank in ranks)
-            is_sure = made[a] == 1 < made[b]
+            is_sure = made[habit(a)] == 1 < made[habit(b)]
             return Disagreement(
                 kind="shape",
                 group=meeting.group.title,
