@@ -3,10 +3,10 @@
     python benchmarks/scale/rank_faults.py [--said] [--seeds N]
 
 Each job is data, tensor, pipeline and expert parallel, with groups nested in each other; its ranks
-run until all wait, and leave the dumps that torch's flight recorder writes (`tests/simulated_ranks`).
-A fault is found if the first finding names the faulty rank alone, its operation and its line, and if
-no finding names a rank that is well. With --seeds, each fault is drawn N times more at other ranks,
-steps and sizes of the job.
+run until all wait, and leave the dumps that torch's flight recorder writes
+(`tests/simulated_ranks`). A fault is found if the first finding names the faulty rank alone, its
+operation and its line, and if no finding names a rank that is well. With --seeds, each fault is
+drawn N times more, at other ranks and sizes of the job.
 
 The last line is JSON: faults found of those injected, and findings that accuse a healthy rank.
 """
@@ -126,7 +126,7 @@ def exits(draw: Draw) -> Fault:
     def log(folder: Path) -> None:
         (folder / "torchrun.log").write_text(
             f"[rank{rank}]: Traceback (most recent call last):\n"
-            f"[rank{rank}]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+            f"[rank{rank}]: torch.OutOfMemoryError: CUDA out of memory.\n"
         )
 
     return stopped(job, rank, "TP", TP, beside=log)

@@ -1,4 +1,4 @@
-"""Faults of `benchmarks/scale/rank_faults.py`: experts' exchanges, lost dumps, and two runs' dumps."""
+"""Faults of `benchmarks/scale/rank_faults.py`: experts, lost dumps, and dumps of two runs."""
 
 from __future__ import annotations
 
