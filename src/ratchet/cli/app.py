@@ -49,7 +49,7 @@ def print_json(document: object) -> None:
     from ratchet.base.serialise import json_text
     from ratchet.cli.process import document_stream
 
-    print(json_text(document), file=document_stream())
+    print(json_text(document), file=document_stream(), flush=True)
 
 
 def print_result(report: ResultReport, warnings: Sequence[str] = ()) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, LedgerUrl, app, show
+from ratchet.cli.app import AsJson, LedgerUrl, app, print_json, show
 from ratchet.cli.outputs import SITE, OutFolder
 
 
@@ -28,6 +29,13 @@ def site(
             help="Address of a commit on your forge: https://HOST/PROJECT/commit/{commit}.",
         ),
     ] = "",
+    serve: Annotated[
+        bool,
+        typer.Option("--serve", help="Show the pages on 127.0.0.1 instead, and follow the ledger."),
+    ] = False,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of --serve; 0 for any that is free.")
+    ] = 8321,
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,8 +48,31 @@ def site(
     from ratchet.base.show.terminal import working
     from ratchet.guard.site import site_report, write_site
 
+    if (out is None) != serve:
+        raise RatchetError(
+            "give --out FOLDER to write the pages, or --serve to show them: one of the two"
+        )
     if out is None:
-        raise RatchetError("nothing to do: give --out FOLDER to write the pages there")
+        _serve(ledger, commit_url, port, as_json)
+        return
     with working("reading the ledger"), Ledger.open_to_read(ledger) as opened:
         written = write_site(opened, out, commit_url)
     show(as_json, lambda: written, lambda: site_report(written))
+
+
+def _serve(ledger: str | None, commit_url: str, port: int, as_json: bool) -> None:
+    from ratchet.base.ledger import Ledger
+    from ratchet.base.show.terminal import working
+    from ratchet.guard.site.serve import FollowedSite, SiteServer
+
+    def told(fault: str) -> None:
+        print(f"ratchet: {fault}", file=sys.stderr)
+
+    with working("reading the ledger"):
+        pages = FollowedSite(lambda: Ledger.open_to_read(ledger), commit_url, told)
+    server = SiteServer(pages, port)
+    if as_json:
+        print_json({"url": server.url})
+    else:
+        print(f"{server.url} shows the ledger until you press Ctrl-C", flush=True)
+    server.run()

@@ -222,7 +222,11 @@ def _by_commit(facts: SiteFacts, benchmarks: Sequence[Benchmark]) -> m.ReportSec
             if revision:
                 times[revision] = max(times.get(revision, ""), time)
     every = sorted(times, key=lambda one: (times[one], one))
-    commits = every[-MOST_COMMITS:]
+    moved = {one.series.revisions[shift.index] for one in facts.series for shift in one.shifts}
+    newest = every[-MOST_COMMITS // 2 :]
+    earlier = [one for one in every[: -len(newest)] if one in moved] if newest else []
+    room = MOST_COMMITS - len(newest)
+    commits = [*earlier[-room:], *newest]
     places = {revision: at for at, revision in enumerate(commits)}
     rows = benchmarks[:MOST_BENCHMARKS]
     cells = [_commit_cells(facts, own, places) for _, _, own in rows]
@@ -249,9 +253,12 @@ def _by_commit(facts: SiteFacts, benchmarks: Sequence[Benchmark]) -> m.ReportSec
         return m.section("Benchmarks by commit", "No result names its commit.")
     return m.section(
         "Benchmarks by commit",
-        m.note("The newest commit is on the right. A dot was measured and did not change."),
+        m.note(
+            "The newest commits are on the right, with those before them at which something "
+            "changed. A dot was measured and did not change."
+        ),
         m.ResultTable(columns, range(len(rows)), look="grid"),
-        left_out("commits", len(commits), len(every), "; they are the newest"),
+        left_out("commits", len(commits), len(every)),
         left_out("benchmarks", len(rows), len(benchmarks)),
     )
 
