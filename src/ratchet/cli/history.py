@@ -72,7 +72,8 @@ def import_(
         Path,
         typer.Argument(
             metavar="FILE_OR_FOLDER",
-            help="A CSV file, Google-benchmark's JSON, or an asv results folder.",
+            help="CSV, JSON of Google-benchmark, pytest-benchmark or hyperfine, or an asv "
+            "results folder.",
         ),
     ],
     revision: Annotated[

@@ -182,7 +182,7 @@ def test_a_disk_that_fills_leaves_what_was_there(tmp_path: Path, name: str) -> N
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"context": ' + "[" * 100_000, "\xff", "null"])
 def test_json_that_is_damaged(tmp_path: Path, content: str) -> None:
     (tmp_path / "g.json").write_text(content, encoding="latin-1")
-    with pytest.raises(HistoryError, match="is not Google-benchmark's JSON"):
+    with pytest.raises(HistoryError, match=r"cannot be read as JSON|is no JSON of G"):
         _read(tmp_path / "g.json")
     (tmp_path / "asv" / "m").mkdir(parents=True)
     (tmp_path / "asv" / "m" / "abc.json").write_text(content, encoding="latin-1")
@@ -194,7 +194,7 @@ def test_paths_that_are_wrong(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     for path, said in (
         (tmp_path / "none.csv", "No such file"),
-        (tmp_path / "x.json", "not Google-benchmark"),
+        (tmp_path / "x.json", "is no JSON of Google-benchmark"),
         (tmp_path, "no asv results"),
     ):
         with pytest.raises(HistoryError, match=said):

@@ -1,4 +1,4 @@
-"""Files with results over commits: CSV, an asv results folder, Google-benchmark JSON."""
+"""Files with results over commits: an asv results folder, and which reader a file has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 from typing import Literal, TypeVar
 
 import msgspec
@@ -29,6 +28,7 @@ from ratchet.guard.history.csv_file import (
     series_of,
     write_csv,
 )
+from ratchet.guard.history.json_files import LeftOut, read_json, write_google
 
 # An asv results folder: `benchmarks.json`, and for each machine a file per commit.
 #
@@ -50,10 +50,6 @@ class AsvResults(msgspec.Struct, kw_only=True):
     requirements: dict[str, str | None] = {}
     params: dict[str, object] = {}
     version: int = 2
-
-
-LeftOut = Callable[[str], None]
-"""Hears of each result that a file names and that has no figure, with the reason."""
 
 
 def read_asv(folder: Path, left_out: LeftOut = lambda _: None) -> Iterator[Observation]:
@@ -242,142 +238,6 @@ def _safe(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name)
 
 
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-class GoogleRow(msgspec.Struct, kw_only=True):
-    """One run of one benchmark, or an aggregate over its repetitions."""
-
-    name: str
-    run_name: str = ""
-    run_type: str = "iteration"
-    aggregate_name: str = ""
-    real_time: float | None = None
-    cpu_time: float | None = None
-    time_unit: str = "ns"
-    error_occurred: bool = False
-    error_message: str = ""
-    skipped: bool = False
-    skip_message: str = ""
-
-    @property
-    def fault(self) -> str:
-        """Return why the run has no time; empty if it has one."""
-        if self.error_occurred:
-            return f"it failed ({self.error_message or 'without a message'})"
-        if self.skipped:
-            return f"it was skipped ({self.skip_message or 'without a message'})"
-        return "" if self.real_time is not None or self.cpu_time is not None else "it has no time"
-
-
-class GoogleFile(msgspec.Struct, kw_only=True):
-    benchmarks: list[GoogleRow]
-    context: dict[str, object] = {}
-
-
-def read_google(
-    path: Path, defaults: ImportDefaults, left_out: LeftOut = lambda _: None
-) -> Iterator[Observation]:
-    """Yield the real and CPU time of each benchmark: the median of its repetitions.
-
-    `left_out` hears of each run without a time.
-
-    The commit is the `revision` (or `commit`, `git_hash`) that `--benchmark_context` put there, or
-    the default.
-
-    Raises:
-        HistoryError: the file is not Google-benchmark's.
-    """
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=GoogleFile)
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise HistoryError(f"{path} is not Google-benchmark's JSON: {error}") from error
-    context = found.context
-    named = (context.get(key) for key in ("revision", "commit", "git_hash"))
-    revision = next((str(one) for one in named if one), defaults.revision)
-    time = defaults.committed_at or as_utc(str(context.get("date", "")), str(path))
-    for row in found.benchmarks:
-        if row.fault:
-            left_out(f"{row.name}: {row.fault}")
-    for name, rows in _by_name(found.benchmarks).items():
-        for metric in ("real_time", "cpu_time"):
-            times = [_seconds(one, metric, path) for one in rows]
-            known = [one for one in times if one is not None]
-            if not known:
-                continue
-            yield Observation(
-                benchmark=name,
-                metric=metric,
-                unit="s",
-                better="lower",
-                revision=revision,
-                committed_at=time,
-                value=median(known),
-                low=min(known) if len(known) > 1 else None,
-                high=max(known) if len(known) > 1 else None,
-                device=str(context.get("host_name") or defaults.device)[:64],
-                software=str(context.get("library_version", ""))[:64],
-                source=str(path),
-            )
-
-
-def write_google(path: Path, observations: Iterable[Observation]) -> Exported:
-    """Write the times of the newest commit as Google-benchmark JSON.
-
-    Its `compare.py` reads the file. Figures that are no time, and those of other commits and
-    machines than the newest, are left out.
-    """
-    given = list(observations)
-    times = [one for one in given if one.unit == "s" and math.isfinite(one.value)]
-    if not times:
-        raise HistoryError("no figure is a time in seconds: Google-benchmark's JSON holds no other")
-    newest = max(times, key=lambda one: one.committed_at)
-
-    def commit(one: Observation) -> tuple[str, str]:
-        return one.device, one.revision or one.committed_at
-
-    rows = [one for one in times if commit(one) == commit(newest)]
-    document = {
-        "context": {
-            "executable": "ratchet history export",
-            "date": newest.committed_at,
-            "host_name": newest.device,
-            "revision": newest.revision,
-            "library_version": newest.software,
-        },
-        "benchmarks": [
-            dict.fromkeys(("name", "run_name"), f"{one.benchmark}/{one.metric}")
-            | dict.fromkeys(("real_time", "cpu_time"), one.value * 1e9)
-            | {"run_type": "iteration", "iterations": 1, "time_unit": "ns"}
-            for one in rows
-        ],
-    }
-    files.write_whole(path, encoded(document, indent=1))
-    why = "Google-benchmark's JSON holds only the times of one commit on one machine"
-    return exported(given, rows, why)
-
-
-def _by_name(rows: Iterable[GoogleRow]) -> dict[str, list[GoogleRow]]:
-    found: dict[str, list[GoogleRow]] = defaultdict(list)
-    aggregates: dict[str, list[GoogleRow]] = {}
-    for row in rows:
-        name = row.run_name or row.name
-        if row.fault:
-            continue
-        if row.run_type == "iteration":
-            found[name].append(row)
-        elif row.aggregate_name == "median":
-            aggregates[name] = [row]
-    return {**aggregates, **found}
-
-
-def _seconds(row: GoogleRow, metric: str, path: Path) -> float | None:
-    value = row.real_time if metric == "real_time" else row.cpu_time
-    if row.time_unit not in _SECONDS:
-        raise HistoryError(f"{path}: {row.name!r} is in {row.time_unit!r}, not in ns, us, ms or s")
-    return None if value is None else value * _SECONDS[row.time_unit]
-
-
 def _is_binary(path: Path) -> bool:
     with path.open("rb") as file:
         return b"\0" in file.read(4096)
@@ -391,7 +251,7 @@ def read_results(
 ) -> Iterator[Observation]:
     """Return the figures of a file, of which the first is read.
 
-    A folder is asv's, .json Google-benchmark's, all else CSV.
+    A folder is asv's, .json what `read_json` takes, all else CSV.
 
     `left_out` hears of each result that the file names and that has no figure.
 
@@ -412,7 +272,7 @@ def read_results(
     elif _is_binary(path):  # it may be one line of gigabytes
         raise HistoryError(f"{path} is binary: give a CSV or JSON file, or an asv results folder")
     elif path.suffix.lower() == ".json":
-        found = read_google(path, defaults, leave_out)
+        found = read_json(path, defaults, leave_out)
     else:
         found = read_csv(path, defaults)
     first = next(found, None)
