@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,11 @@ from history_rows import noisy, rows
 from noisy_repository import git, make_repository
 
 from ratchet.base.measure import Ratio
+from ratchet.base.show.page import render_page
 from ratchet.cli import main
 from ratchet.guard.history import gather
 from ratchet.guard.history.formats import write_results
-from ratchet.guard.watch import MARKER, junit_xml, markdown_comment
+from ratchet.guard.watch import MARKER, junit_xml, markdown_comment, watch_page
 from ratchet.guard.watch.suite import (
     SMOKE,
     Benchmark,
@@ -209,7 +211,9 @@ def test_the_example_is_a_workflow(tmp_path: Path) -> None:
     import subprocess
 
     words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema"]
-    for name, code in ((EXAMPLE, 0), (tmp_path / "bad.yml", 1)):
+    examples = sorted(EXAMPLE.parent.glob("*.yml"))
+    assert len(examples) == 2
+    for name, code in (*((one, 0) for one in examples), (tmp_path / "bad.yml", 1)):
         (tmp_path / "bad.yml").write_text("on: pull_request\njobs: 3\n")
         done = subprocess.run(
             [*words, "vendor.github-workflows", str(name)],
@@ -218,6 +222,27 @@ def test_the_example_is_a_workflow(tmp_path: Path) -> None:
             timeout=60,
         )
         assert done.returncode == code, done.stdout
+
+
+def test_the_page_shows_every_pair() -> None:
+    values = {"base": (1.0, 1.1, 0.9), "head": (1.2, 1.3, 1.1)}
+    ratio = Ratio(ratio=0.8, low=0.7, high=0.9, confidence=0.95)
+    slow = BenchmarkResult(
+        name="<b>slow", unit="s", better="lower", answer="slower", why="", ratio=ratio,
+        values=values, runs=3,
+    )  # fmt: skip
+    other = replace(slow, name="none", answer="no baseline", values={"base": (), "head": ()})
+    found = WatchResult(
+        base="a" * 40, head="b" * 40, margin=0.02, confidence=0.95, results=(slow, other),
+        notes=("a note",), advisory=False,
+    )  # fmt: skip
+    page = render_page(watch_page(found))
+    assert "<b>slow" not in page and "&lt;b&gt;slow" in page and "a note" in page
+    assert [one.count("h.01") for one in re.findall(r'<path class="\w+" d="([^"]*)"', page)] == [
+        3,
+        3,
+    ]
+    assert "median 1 s, 3 runs" in page and "median 1.2 s, 3 runs" in page
 
 
 def test_without_a_file_the_smoke_workloads_run(tmp_path: Path) -> None:

@@ -59,8 +59,26 @@ def make_callable(name: str, function: str) -> None:
 
 
 def _function(module: CallableModule) -> Any:
-    home, _, name = module._called.partition(":")
+    return _named(module._called)
+
+
+def _named(function: str) -> Any:
+    home, _, name = function.partition(":")
     return getattr(importlib.import_module(home), name)
+
+
+def drawn_by(function: str) -> Callable[[Any], str]:
+    """Return the `_repr_html_` of a result: what `function` (`module:function`) describes it as.
+
+    A notebook calls it. A result stands below the room that describes it, which is therefore
+    imported at the call.
+    """
+
+    def _repr_html_(self: Any) -> str:
+        drawn: str = _named("ratchet.base.show.page:render_in_notebook")(_named(function)(self))
+        return drawn
+
+    return _repr_html_
 
 
 Json: TypeAlias = Any

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ratchet.cli.app import AsJson, LedgerUrl, app, print_error, show
-from ratchet.cli.outputs import COMMENT, JUNIT, OutFile
+from ratchet.cli.outputs import COMMENT, JUNIT, OutFile, Page
 
 
 @app.command()
@@ -54,6 +54,7 @@ def watch(
         Path | None,
         typer.Option(metavar="FILE.xml", parser=OutFile(signs=(JUNIT,)), help="Write JUnit XML."),
     ] = None,
+    out: Page = None,
     record: Annotated[
         bool, typer.Option("--record", help="Store the head's results in the ledger.")
     ] = False,
@@ -104,5 +105,10 @@ def watch(
         files.write_whole(markdown, markdown_comment(report).encode())
     if junit is not None:
         files.write_whole(junit, junit_xml(report))
+    if out is not None:
+        from ratchet.base.show.page import render_page
+        from ratchet.guard.watch import watch_page
+
+        files.write_whole(out, render_page(watch_page(report)).encode())
     show(as_json, report.as_json, lambda: watch_report(report))
     raise typer.Exit(int(report.red))

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from ratchet.base import Json
+from ratchet.base import Json, drawn_by
 from ratchet.base.measure import Ratio
 
 Status = Literal[
@@ -151,6 +151,8 @@ class Verdict(_Frozen, frozen=True, kw_only=True):
     kernel_hash: str
     problem_hash: str
     samples: list[TimedSample] = []
+
+    _repr_html_ = drawn_by("ratchet.judge.court.show:alone_report")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ratchet.base import files
+from ratchet.base import drawn_by, files
 from ratchet.base.devices.ceilings import Ceilings, above, measure, unrefuted
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import TraceError
@@ -99,6 +99,8 @@ class Diff:
     before: Side
     after: Side
     rows: tuple[DiffRow, ...]  # The largest change first, in either direction
+
+    _repr_html_ = drawn_by("ratchet.trace.show.diff:diff_report")
 
     @property
     def sides(self) -> dict[str, Side]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from ratchet.base import drawn_by
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis import SUMMED, Identity
 from ratchet.trace.analysis.captures import joined
@@ -151,6 +152,8 @@ class Ranks:
     """Collectives that not every rank ran at the same time; no other figure here counts them."""
     skew: float  # (Longest - shortest compute time over ranks) / mean
     faults: tuple[str, ...] = ()  # Files of the folder that could not be read, and why
+
+    _repr_html_ = drawn_by("ratchet.trace.show:trace_report")
 
     @property
     def identity(self) -> Identity:

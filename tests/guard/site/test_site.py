@@ -120,6 +120,7 @@ def test_the_overview_says_what_happened(ledger: Ledger) -> None:
 def test_a_site_does_not_change_its_ledger(ledger: Ledger) -> None:
     fill(ledger)
     before = ledger.counts()
+    assert "1 regressed" in site.badge(site.site_pages(ledger).facts)
     crawled(ledger)
     assert ledger.counts() == before
     book = ObservationBook(ledger)
@@ -128,6 +129,7 @@ def test_a_site_does_not_change_its_ledger(ledger: Ledger) -> None:
     mark(book, incident.id, "resolved", "accepted")
     pages, _ = crawled(ledger)
     assert "0 incidents need somebody" in pages["index.html"]
+    assert "no regression" in site.badge(site.site_pages(ledger).facts)
     assert "state-resolved" in pages["incidents.html"]
     assert "accepted" in pages[f"incident-{digits_of(incident.id)}.html"]
 
@@ -136,7 +138,8 @@ def test_an_empty_ledger_is_a_site_too(tmp_path: Path, capsys: pytest.CaptureFix
     out = tmp_path / "public"
     words = ["site", "--out", str(out), "--ledger", str(tmp_path / "none.db"), "--json"]
     assert main(words) == 0
-    assert json.loads(capsys.readouterr().out)["pages"] == len(list(out.iterdir())) == 9
+    assert json.loads(capsys.readouterr().out)["pages"] == len(list(out.glob("*.html"))) == 9
+    assert "nothing measured" in (out / "badge.svg").read_text()
     crawl(lambda name: (out / name).read_bytes() if (out / name).exists() else None)
     assert "Nothing was measured yet" in (out / "index.html").read_text()
     assert not (tmp_path / "none.db").exists()

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ratchet.base import Json
+from ratchet.base import Json, drawn_by
 from ratchet.base.measure import Arm, Sample
 from ratchet.base.measure.metrics import Metric, MetricAnswer, Readings, decide_all, exit_code
 from ratchet.base.measure.rounds import (
@@ -157,6 +157,8 @@ class CompareOutcome:
     turn: str = ""  # Identity in the ledger
     details: dict[str, Json] = field(default_factory=dict)
     """Additions to the answer: instruction counts, the traces' difference, revisions."""
+
+    _repr_html_ = drawn_by("ratchet.guard.compare:comparison_report")
 
     def as_json(self) -> dict[str, object]:
         return {

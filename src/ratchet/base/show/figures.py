@@ -269,6 +269,38 @@ def dots_plot(
     )
 
 
+def pairs_plot(
+    sides: Mapping[str, tuple[str, Sequence[float]]], *, y_title: str, show: Callable[[float], str]
+) -> Plot:
+    """Plot the values of two sides over their pairs, of which there is one; by colour and title."""
+    scale = around(value for _, values in sides.values() for value in values)
+    count = max(len(values) for _, values in sides.values())
+    width = Scale(low=0.5, high=count + 0.5)
+    return Plot(
+        series=tuple(
+            Series(
+                key=key,
+                title=title,
+                path=dots(
+                    (width.percent(at), 100 - scale.percent(value))
+                    for at, value in enumerate(values, 1)
+                ),
+                note=f"median {show(statistics.median(values))}, {len(values)} runs",
+            )
+            for key, (title, values) in sides.items()
+            if values
+        ),
+        x_ticks=tuple(
+            one
+            for one in width.ticks(lambda at: f"{at:.0f}", min(6, count))
+            if "." not in one.label
+        ),
+        y_ticks=scale.ticks(show, count=5),
+        x_title="pair",
+        y_title=y_title,
+    )
+
+
 def dots(points: Iterable[tuple[float, float]]) -> str:
     """Return points as a path."""
     # A zero-length line with round ends is a dot that keeps its shape when the box is stretched.

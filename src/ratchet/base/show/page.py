@@ -32,6 +32,42 @@ def render_page(report: ResultReport) -> str:
     return page.render(report=report, state=PageState(), script=script, **report.extras)
 
 
+def render_in_notebook(report: ResultReport) -> str:
+    """Return a report as a frame for a notebook's cell, where its style meets no other."""
+    frame = Markup(
+        '<iframe title="{}" sandbox="allow-scripts" srcdoc="{}" '
+        'style="width: 100%; height: 520px; border: 0"></iframe>'
+    )
+    return frame.format(report.title or report.heading, render_page(report))
+
+
+def render_badge(label: str, message: str, look: str) -> str:
+    """Return an SVG badge for a README: its message is `yes` (green), `no` (red) or grey."""
+    colour = {"yes": "#1f7a45", "no": "#b3261e"}.get(look, "#5d5d57")
+    # Browsers stretch the text to the width that was reckoned here, whatever the font.
+    left, right = (12 + round(6.4 * len(text)) for text in (label, message))
+    badge = Markup(
+        '<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" '
+        'aria-label="{label}: {message}"><title>{label}: {message}</title>'
+        '<rect width="{width}" height="20" rx="4" fill="#3a3a36"/>'
+        '<path d="M{left} 0h{inner}a4 4 0 0 1 4 4v12a4 4 0 0 1-4 4h-{inner}z" fill="{colour}"/>'
+        '<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">'
+        '<text x="6" y="14" textLength="{label_width}">{label}</text>'
+        '<text x="{at}" y="14" textLength="{message_width}">{message}</text></g></svg>\n'
+    )
+    return badge.format(
+        width=left + right,
+        label=label,
+        message=message,
+        left=left,
+        inner=right - 4,
+        colour=colour,
+        label_width=left - 12,
+        at=left + 6,
+        message_width=right - 12,
+    )
+
+
 @dataclass(kw_only=True, slots=True)
 class PageState:
     """The head's knowledge of the tables in the page's body."""

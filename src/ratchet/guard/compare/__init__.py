@@ -208,6 +208,8 @@ def comparison_report(outcome: CompareOutcome) -> m.ResultReport:
         )
     again = f"raw samples in the ledger; next: ratchet repro {(outcome.turn or '')[:SHORT_ID]}"
     return m.ResultReport(
+        title="Comparison",
+        heading="comparison",
         headline=headline(outcome),
         header=m.blocks(
             f"A (baseline): {_title(outcome.titles[0])}",

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from ratchet.base.show.figures import Plot, PlotPoint, Scale, Tick, points_plot, time_ticks
-from ratchet.base.show.words import show_change
+from ratchet.base.show.words import show_change, show_value
 from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
 
 MOST_POINTS: Final = 1500  # Limit of one series on a page; a longer one keeps its newest
@@ -91,8 +91,8 @@ def series_plot(one: AnalysedSeries, names: Names) -> Plot:
         levels=levels,
         marks=_marks(one, axis, names),
         x_title=axis.title,
-        y_title=series.unit,
-        show=lambda value: f"{value:.4g}",
+        y_title=series.metric,
+        show=lambda value: show_value(value, series.unit),
         width=axis.width,
         x_ticks=axis.ticks,
     )

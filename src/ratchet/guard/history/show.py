@@ -32,7 +32,8 @@ STATES: Final = (*WAITING, "went away", "resolved")
 LEGEND: Final = (
     ("regression", "regression", ""),
     ("improvement", "improvement", ""),
-    ("environment", "environment changed", ""),
+    ("environment", "moved with its environment", ""),
+    ("divider", "environment changed, same level", ""),
     ("ink", "level", ""),
     ("best_compile", "result, with its interval", ""),
 )

@@ -19,8 +19,9 @@ from ratchet.base import files
 from ratchet.base.errors import LedgerError
 from ratchet.base.ledger import Ledger
 from ratchet.base.show import model as m
-from ratchet.base.show.page import render_page
+from ratchet.base.show.page import render_badge, render_page
 from ratchet.base.show.words import counted, show_bytes
+from ratchet.guard.history.show import WAITING
 from ratchet.guard.site.evidence import (
     DAMAGED,
     device_page,
@@ -37,6 +38,7 @@ from ratchet.guard.site.series import incident_page, series_page
 
 MARK: Final = '<meta name="generator" content="ratchet site">'
 """The head of every page of a site."""
+BADGE: Final = "badge.svg"
 MOST_BYTES: Final = 500_000  # Of a page; what is too large for it is left out, and the page says so
 HEAD_BYTES: Final = 64_000  # The style comes before the mark
 Report = Callable[[], m.ResultReport]
@@ -72,6 +74,15 @@ class SitePages:
     def _framed(self, report: m.ResultReport, listed: str, reload_s: int | None) -> m.ResultReport:
         extras = {**report.extras, "head": Markup(MARK)}
         return replace(report, links=navigation(listed), reload_s=reload_s, extras=extras)
+
+
+def badge(facts: SiteFacts) -> str:
+    """Return a badge (SVG) for a README: how many incidents need somebody."""
+    waiting = sum(one.state in WAITING for one in facts.incidents)
+    if not facts.results:
+        return render_badge("ratchet", "nothing measured", "")
+    said = f"{waiting} regressed" if waiting else "no regression"
+    return render_badge("ratchet", said, "no" if waiting else "yes")
 
 
 def site_pages(ledger: Ledger, commit_url: str = "") -> SitePages:
@@ -148,6 +159,7 @@ def write_site(ledger: Ledger, out: Path, commit_url: str = "") -> SiteWritten:
         files.write_whole(out / name, page)
         sizes.append(len(page))
     facts = site.facts
+    files.write_whole(out / BADGE, badge(facts).encode())
     every = {
         "series": facts.every_series - len(facts.series) + len(facts.faults),
         "runs": facts.runs.every - len(facts.runs.rows),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from ratchet.base import git, scratch
@@ -13,6 +14,7 @@ from ratchet.base.ledger import Ledger
 from ratchet.base.ledger.books import Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
 from ratchet.base.show import model as m
+from ratchet.base.show.figures import pairs_plot
 from ratchet.base.show.junit import Case, Found, Kind, junit
 from ratchet.base.show.words import show_change, show_value
 from ratchet.guard.checkouts import Checkouts
@@ -134,6 +136,36 @@ def watch_report(report: WatchResult) -> m.ResultReport:
     table = m.ResultTable(BENCHMARKS, report.results)
     said = m.blocks(table, headline(report), m.Lines(notes, indent=0) if notes else None)
     return m.ResultReport(header=said)
+
+
+SIDES = {"base": ("as_written", "base"), "head": ("ratchet", "head")}
+
+
+def watch_page(report: WatchResult) -> m.ResultReport:
+    """Describe a row for each benchmark, and every pair behind it."""
+    plots = []
+    for one in report.results:
+        sides = {SIDES[name][0]: (name, values) for name, values in one.values.items() if values}
+        if sides:
+            show = partial(show_value, unit=one.unit)
+            drawn = pairs_plot(sides, y_title=one.unit, show=show)
+            label = f"Every run of {one.name}; the table has the medians"
+            plots.append(m.section(one.name, m.Figure("plot", drawn, label, "dots")))
+    said = m.note(
+        f"The change is that of the median; its interval holds with {report.confidence:.4g} "
+        f"confidence. Up to {report.margin:.2%} slower is allowed."
+    )
+    pairs = m.note("Both sides of a pair ran right after each other, in a random order.")
+    return m.ResultReport(
+        title="Watch",
+        heading="watch",
+        headline=m.Span(headline(report), "no" if report.red else "yes"),
+        header=tuple(m.Words(note, "soft") for note in report.notes),
+        sections=m.blocks(
+            m.section("Benchmarks", said, m.ResultTable(BENCHMARKS, report.results)),
+            m.section("Pairs", pairs, *plots) if plots else None,
+        ),
+    )
 
 
 def headline(report: WatchResult) -> str:

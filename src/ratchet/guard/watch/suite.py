@@ -8,7 +8,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -146,6 +146,8 @@ class BenchmarkResult:
     runs: int = 0  # Pairs, or runs of the head against a history
     notes: tuple[str, ...] = ()  # What was not looked at
     time_s: float = 0.0
+    values: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """The value of each run of the base and the head, in the order of the pairs."""
 
     @property
     def worse(self) -> tuple[float, float, float] | tuple[None, None, None]:
@@ -305,7 +307,9 @@ def _watched(
             why = {name: arm.why for name, arm in arms.items() if arm.why}
             found = answer(one, {name: arm.values for name, arm in arms.items()}, why)
         notes = tuple(f"the {name}: {arm.note}" for name, arm in arms.items() if arm.note)
-        results.append(replace(found, notes=notes, time_s=time.monotonic() - started_s))
+        values = {name: tuple(arm.values) for name, arm in arms.items()}
+        took_s = time.monotonic() - started_s
+        results.append(replace(found, notes=notes, time_s=took_s, values=values))
     return results
 
 

@@ -247,6 +247,26 @@ def verdict_report(judged: JudgedKernel, paths: Mapping[str, str] = NO_FILES) ->
     )
 
 
+def alone_report(verdict: Verdict) -> m.ResultReport:
+    """Describe a verdict without its kernel and problem, for a notebook."""
+    status = show_status(verdict.status)
+    return m.ResultReport(
+        title=status,
+        heading=f"verdict on kernel {short_hash(verdict.kernel_hash)}",
+        headline=(m.Span(sentence(status), tone(verdict.status)), f": {verdict.reason}"),
+        header=(
+            m.Words(f"{sentence(status)} means: {MEANING[verdict.status]}.", "soft"),
+            m.Tiles(speedup_tiles(verdict.speedup)),
+        ),
+        sections=m.blocks(
+            evidence_section("Evidence", verdict.evidence),
+            _samples(verdict.samples),
+            estimate_section(verdict.emulated),
+            static_section(verdict.static),
+        ),
+    )
+
+
 def evidence_section(title: str, evidence: Sequence[Evidence]) -> m.ReportSection:
     """Return the checks of a verdict, in their order."""
     return m.section(

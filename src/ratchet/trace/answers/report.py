@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ratchet.base import drawn_by
 from ratchet.trace.analysis import Identity, analyse, by_device
 from ratchet.trace.analysis.links import Links, link
 from ratchet.trace.answers.categories import CategoryRow, categories
@@ -97,6 +98,8 @@ class Report:
     roofline: tuple[RooflineRow, ...]
     timeline: Timeline
     faults: tuple[str, ...]
+
+    _repr_html_ = drawn_by("ratchet.trace.show:trace_report")
 
 
 def report(

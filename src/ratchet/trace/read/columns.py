@@ -15,7 +15,7 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ratchet.base import Json
+from ratchet.base import Json, drawn_by
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -159,6 +159,8 @@ class Trace:
     rank: int | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     faults: tuple[str, ...] = ()  # Defects of the file, and how the reader handled each
+
+    _repr_html_ = drawn_by("ratchet.trace.show:whole_report")
 
     def __len__(self) -> int:
         return self.start.size

@@ -13,7 +13,7 @@ from ratchet.base.show import model as m
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import milliseconds, sentence, share_of, show_bytes, show_ns
 from ratchet.trace.advice import advise
-from ratchet.trace.answers.report import Report
+from ratchet.trace.answers.report import Report, report
 from ratchet.trace.ranks import Ranks
 from ratchet.trace.show import figures, tables, words
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ratchet.trace.analysis import Identity
     from ratchet.trace.answers.kernels import OpRow
     from ratchet.trace.answers.memory import MemoryUse
+    from ratchet.trace.read.columns import Trace
 
 STEPS = 60  # Number of steps drawn: the first
 Traced = Ranks | Report
@@ -42,6 +43,11 @@ STEP = (
 def render_trace_page(document: Traced) -> str:
     """Render the page of one trace, or of several ranks, as HTML."""
     return render_page(trace_report(document))
+
+
+def whole_report(trace: Trace) -> m.ResultReport:
+    """Describe a trace that has no report yet, for a notebook."""
+    return trace_report(report(trace))
 
 
 def trace_report(document: Traced, top: int = 10) -> m.ResultReport:

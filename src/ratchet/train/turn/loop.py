@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import msgspec
 import torch
 
+from ratchet.base import drawn_by
 from ratchet.base.devices import ceilings as device_ceilings
 from ratchet.base.devices.ceilings import Ceilings
 from ratchet.base.devices.gpu_use import warnings_of
@@ -51,6 +52,8 @@ class Outcome:
     result: OptimizeResult
     recipe: Recipe
     samples: tuple[Sample, ...]
+
+    _repr_html_ = drawn_by("ratchet.train.turn.show:outcome_report")
 
 
 def optimize(settings: Settings, listener: Listener = lambda event, details: None) -> Outcome:

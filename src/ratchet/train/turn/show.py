@@ -51,6 +51,7 @@ from ratchet.train.turn.optimize_result import ArmResult, OptimizeResult, StepLi
 if TYPE_CHECKING:
     from ratchet.train.graph.scope import CapturedSite
     from ratchet.train.turn.dry_run import DryRun, TargetKernel
+    from ratchet.train.turn.loop import Outcome
 
 
 _DECISIONS = {
@@ -111,6 +112,11 @@ VERDICTS = (
 def render_page(result: OptimizeResult) -> str:
     """Return the page of one turn as HTML."""
     return render(optimize_report(result))
+
+
+def outcome_report(outcome: Outcome) -> m.ResultReport:
+    """Describe a turn's outcome, for a notebook."""
+    return optimize_report(outcome.result)
 
 
 def optimize_report(result: OptimizeResult) -> m.ResultReport:
