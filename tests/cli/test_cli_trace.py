@@ -125,6 +125,18 @@ def test_the_device_of_the_roofline_can_be_named(said, mistake, trace: Path) -> 
     assert "MI300X" in mistake("report", trace, "--device", "MI9000")
 
 
+def test_a_workbook_is_written_and_written_again(
+    said, mistake, trace: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("xlsxwriter")
+    book = tmp_path / "trace.xlsx"
+    for words in (["report", trace], ["report", trace], ["diff", trace, trace]):
+        assert f"written: {book}" in said(*words, "--out", book)
+        assert book.read_bytes().startswith(b"PK")
+    book.write_bytes(b"PK of somebody else")
+    assert "--force" in mistake("report", trace, "--out", book)
+
+
 def test_pages_and_tables_are_written(said, trace: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     tables, page = tmp_path / "tables", tmp_path / "page.html"
@@ -272,6 +284,9 @@ def test_where_nothing_can_be_written(
     assert "--out" in mistake("report", trace, "--out", tmp_path)
     assert "--out" in mistake("report", trace, "--out", tmp_path / "no" / "page.html")
     assert "is a file" in mistake("report", trace, "--parquet", trace)
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    line = mistake("report", trace, "--out", tmp_path / "tables.xlsx")
+    assert "pip install 'torch-ratchet[excel]'" in line
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     line = mistake("report", trace, "--parquet", tmp_path / "tables")
     assert "pip install 'torch-ratchet[parquet]'" in line

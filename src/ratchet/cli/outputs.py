@@ -175,6 +175,15 @@ Page = Annotated[
         help="Write a page that opens offline.",
     ),
 ]
+PageOrBook = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        metavar="PAGE.html",
+        parser=OutFile(signs=(PAGE, PARQUET)),
+        help="Write a page that opens offline, or, to NAME.xlsx, every table as a sheet.",
+    ),
+]
 MOST = 1_000_000_000
 """The largest whole number that an option takes: what is larger ends in no time."""
 OTHER, OTHERS = "name another file", "name another folder"

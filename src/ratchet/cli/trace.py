@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,13 +27,16 @@ from ratchet.cli.app import (
     refuse,
     show,
 )
-from ratchet.cli.outputs import MERGED, PARQUET, OutFile, OutFolder, Page
+from ratchet.cli.outputs import MERGED, PARQUET, OutFile, OutFolder, PageOrBook
 
 if TYPE_CHECKING:
     from ratchet.trace.export import Table
 
 
-RUN_HELP = "A trace (Kineto, Chrome or rocprofv3 JSON, plain or gzip; rocpd), or a folder of ranks."
+RUN_HELP = (
+    "A trace (Kineto, Chrome or rocprofv3 JSON, plain or gzip; rocpd, .pftrace, .xplane.pb), or a "
+    "folder of ranks."
+)
 HERE = "here"
 MISTAKE = 2
 
@@ -146,7 +150,7 @@ Top = Annotated[int, typer.Option(min=1, help="Rows per table on the terminal.")
 @commands.command()
 def report(
     run: Annotated[Path, typer.Argument(metavar="FILE_OR_FOLDER", help=RUN_HELP)],
-    out: Page = None,
+    out: PageOrBook = None,
     parquet: Parquet = None,
     rank: RankNumber = None,
     device: Annotated[
@@ -178,19 +182,19 @@ def report(
     from ratchet.trace.ranks import Ranks
     from ratchet.trace.show import render_trace_page, trace_report
 
-    _check_parquet(parquet)
+    _check_tables(out, parquet)
     with working(f"reading {run}"):
         if device == HERE:
             found = report_here(run, rank, capture)
         else:
             ceilings = None if device is None else given_ceilings(device)
             found = report_run(run, ceilings, rank, capture)
-    _write_page(out, lambda: render_trace_page(found))
+    page = partial(render_trace_page, found)
     if isinstance(found, Ranks):
-        _write_tables(parquet, lambda: ranks_tables(found))
+        _write(out, parquet, page, lambda: ranks_tables(found))
         show(as_json, lambda: ranks_document(found), lambda: trace_report(found, top=top))
     else:
-        _write_tables(parquet, lambda: report_tables([found]))
+        _write(out, parquet, page, lambda: report_tables([found]))
         show(as_json, lambda: document(found), lambda: trace_report(found, top=top))
     _say_written(as_json, out, parquet)
 
@@ -199,7 +203,7 @@ def report(
 def diff(
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help=RUN_HELP)],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="The second run, likewise.")],
-    out: Page = None,
+    out: PageOrBook = None,
     parquet: Parquet = None,
     rank: RankNumber = None,
     top: Top = 10,
@@ -211,35 +215,39 @@ def diff(
     from ratchet.trace.export import diff_document, diff_tables
     from ratchet.trace.show.diff import diff_report, render_diff_page
 
-    _check_parquet(parquet)
+    _check_tables(out, parquet)
     with working(f"reading {before} and {after}"):
         found = diff_runs(before, after, rank)
-    _write_page(out, lambda: render_diff_page(found))
-    _write_tables(parquet, lambda: diff_tables(found))
+    _write(out, parquet, lambda: render_diff_page(found), lambda: diff_tables(found))
     show(as_json, lambda: diff_document(found), lambda: diff_report(found, top=top))
     _say_written(as_json, out, parquet)
 
 
-def _check_parquet(parquet: Path | None) -> None:
+def _check_tables(out: Path | None, parquet: Path | None) -> None:
     """Refuse tables that cannot be written, before a long trace is read."""
+    from ratchet.trace import export
+
     if parquet is not None:
-        from ratchet.trace.export import check_parquet
+        export.check_parquet(parquet)
+    if out is not None and out.suffix == export.EXCEL:
+        export.check_excel()
 
-        check_parquet(parquet)
 
+def _write(
+    out: Path | None,
+    parquet: Path | None,
+    page: Callable[[], str],
+    tables: Callable[[], Iterable[Table]],
+) -> None:
+    from ratchet.base.files import write_whole
+    from ratchet.trace import export
 
-def _write_page(out: Path | None, page: Callable[[], str]) -> None:
-    if out is not None:
-        from ratchet.base.files import write_whole
-
+    if out is not None and out.suffix == export.EXCEL:
+        export.write_excel(tables(), out)
+    elif out is not None:
         write_whole(out, page().encode())
-
-
-def _write_tables(parquet: Path | None, tables: Callable[[], Iterable[Table]]) -> None:
     if parquet is not None:
-        from ratchet.trace.export import write_parquet
-
-        write_parquet(tables(), parquet)
+        export.write_parquet(tables(), parquet)
 
 
 def _say_written(as_json: bool, *paths: Path | None) -> None:
@@ -262,6 +270,9 @@ def merge(
             help="The merged trace; .gz compresses it.",
         ),
     ] = Path("ranks.json.gz"),
+    notes: Annotated[
+        bool, typer.Option("--notes/--no-notes", help="Also write what was found, as slices.")
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Merge the ranks of one run into one Chrome trace: one process per rank, on one clock."""
@@ -274,6 +285,6 @@ def merge(
     if why := files.why_not_folder(folder):
         raise TraceError(f"{folder} {why}: give a folder that holds a trace for each rank")
     with working(f"merging {folder}"):
-        merged = merge_ranks(folder, out)
+        merged = merge_ranks(folder, out, notes=notes)
     paths = {"path": str(merged.path), "size_bytes": out.stat().st_size}
     show(as_json, lambda: plainly(merged) | paths, lambda: merged_report(merged))

@@ -1,4 +1,4 @@
-"""Answers for other programs: JSON documents, flat tables, Parquet.
+"""Answers for other programs: JSON documents, flat tables, Parquet, Excel.
 
 The tables follow from the fields of `Report` and have the names of `--json`: a tuple of rows is a
 table, and a single answer is a table of one row. A field that does not fit into a cell of that row
@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
+import math
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
-from typing import Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ratchet.base import Json
 from ratchet.base.errors import TraceError
-from ratchet.base.files import check_new_folder, make_folder, whole_file
+from ratchet.base.files import check_new_folder, make_folder, whole_file, write_whole
 from ratchet.trace.advice import Finding, advise
 from ratchet.trace.analysis import Identity
 from ratchet.trace.answers.report import Report
@@ -157,11 +160,11 @@ def report_tables(reports: Sequence[Report]) -> list[Table]:
 def ranks_tables(ranks: Ranks) -> list[Table]:
     """Return the tables of every rank, and the one that only shows between them."""
     waits = [
-        {**{k: v for k, v in plainly(row).items() if k != "waiting"}, "rank": rank, "waiting": time}
+        {**plainly(row), "rank": rank, "waiting": time, "arrived": row.arrived[rank]}
         for row in ranks.collectives
         for rank, time in row.waiting.items()
     ]
-    columns = _columns(SharedCollective) | {"rank": int, "waiting": int}
+    columns = _columns(SharedCollective) | {"rank": int, "waiting": int, "arrived": int}
     return [
         *report_tables(ranks.reports),
         Table(name="shared_collectives", columns=columns, rows=waits),
@@ -267,6 +270,81 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
             file.flush()
             written.append(path)
     return written
+
+
+EXCEL = ".xlsx"
+_SHEET_ROWS, _CELL, _EXACT = 1_048_575, 32_767, 2**53  # Excel's limits; whole numbers are doubles
+_WIDEST = 60  # Letters
+
+
+def write_excel(tables: Iterable[Table], path: Path) -> None:
+    """Write each table that has rows to a sheet of one workbook, its columns frozen and filtered.
+
+    A text never becomes a formula or a link. What Excel cannot hold is cut, and the sheet says so.
+    TraceError without XlsxWriter, FileError if the file cannot be written.
+    """
+    xlsxwriter = _xlsxwriter()
+    made = io.BytesIO()
+    told = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False,
+            "in_memory": True}  # fmt: skip
+    with xlsxwriter.Workbook(made, told) as book:
+        head = book.add_format({"bold": True})
+        book.set_properties({"comments": UNITS.decode()})
+        for table in tables:
+            if table.rows:
+                _add_sheet(book.add_worksheet(table.name[:31]), table, head)
+    with zipfile.ZipFile(made, "a") as packed:
+        packed.comment = UNITS  # By which a later run knows the file as its own
+    write_whole(path, made.getvalue())
+
+
+def _add_sheet(sheet: Any, table: Table, head: object) -> None:
+    names = list(table.columns)
+    widths = [len(name) for name in names]
+    for column, name in enumerate(names):
+        sheet.write_string(0, column, name, head)
+    for number, row in enumerate(table.rows[:_SHEET_ROWS], 1):
+        for column, name in enumerate(names):
+            value = _for_excel(row.get(name))
+            if value is not None:
+                sheet.write(number, column, value)
+                widths[column] = max(widths[column], len(str(value)))
+    for column, width in enumerate(widths):
+        sheet.set_column(column, column, min(width + 2, _WIDEST))
+    rows = min(len(table.rows), _SHEET_ROWS)
+    sheet.freeze_panes(1, 0)
+    sheet.autofilter(0, 0, rows, len(names) - 1)
+    if len(table.rows) > rows:
+        sheet.write_string(0, len(names), f"{len(table.rows) - rows:,} more rows do not fit")
+
+
+def _for_excel(value: object) -> str | float | bool | None:
+    """Return what a cell holds: lists as text, and numbers that a double cannot hold, too."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return value if abs(value) <= _EXACT else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    return str(value)[:_CELL]
+
+
+def check_excel() -> None:
+    """Raise the TraceError that `write_excel` would begin with, before a long trace is read."""
+    _xlsxwriter()
+
+
+def _xlsxwriter() -> ModuleType:
+    try:
+        import xlsxwriter
+    except ImportError:
+        raise TraceError(
+            f"--out NAME{EXCEL} needs XlsxWriter, which is not installed: "
+            "pip install 'torch-ratchet[excel]'"
+        ) from None
+    return xlsxwriter  # type: ignore[no-any-return]
 
 
 def check_parquet(folder: Path) -> None:

@@ -1,13 +1,17 @@
-"""Several ranks' traces merged into one Chrome trace: a process for each rank, on one clock."""
+"""Several ranks' traces merged into one Chrome trace: a process for each rank, on one clock.
+
+What was found in them stands beside: steps, findings, the critical path, and collectives that
+waited for a rank.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -17,14 +21,18 @@ from msgspec import Raw
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import whole_file
+from ratchet.trace.advice import advise
 from ratchet.trace.analysis import analyse
-from ratchet.trace.ranks import each_rank
+from ratchet.trace.answers.report import Report, report
+from ratchet.trace.ranks import SharedCollective, across, each_rank
+from ratchet.trace.read import protobuf_sort, read
 from ratchet.trace.read.columns import DEVICE_KINDS, EPOCH, Kind, Trace
 from ratchet.trace.read.rocprof import is_database, is_rocprof
 from ratchet.trace.read.stream import raw_events
 from ratchet.trace.read.times import MISSING, nanoseconds
 
 _FLOWS = ("s", "t", "f")
+_FOUND = "found: "  # Before the names of the threads with what was found
 _PACKED = 3  # gzip's level: 1.2 times the smallest size, in a quarter of the time
 _CATEGORIES = {
     Kind.OP: "cpu_op", Kind.RUNTIME: "cuda_runtime", Kind.KERNEL: "kernel",
@@ -63,33 +71,60 @@ class _Source:
     end: int
     base: int
     device: str
+    notes: tuple[_Note, ...]
 
 
-def merge(folder: Path, out: Path) -> Merged:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Note:
+    """A slice that says what was found; its time is the rank's own."""
+
+    lane: str
+    name: str
+    start: int
+    duration: int
+    said: dict[str, object]
+
+
+def merge(folder: Path, out: Path, *, notes: bool = True) -> Merged:
     """Merge the traces of a folder, one for each rank, into one file for Perfetto or Chrome.
 
     Each rank becomes a process; its threads and streams keep their names. If the ranks' windows
     overlap, their clocks count as one. If not, the ranks are moved so that their windows begin
-    together. Times stay exact to the nanosecond. TraceError if nothing can be read, or if `out`
+    together. Times stay exact to the nanosecond.
+
+    `notes` adds what was found, on threads of its own.
+    TraceError if nothing can be read, or if `out`
     lies in the folder of traces; FileError if it cannot be written.
     """
     if out.resolve().parent == folder.resolve():
         raise TraceError(f"--out {out} would be taken for a rank of {folder}: choose another")
     faults: list[str] = []
-    sources = []
+    sources, reports = [], {}
     for rank, path, trace in each_rank(folder, faults):
         faults += [f"{path.name}: {fault}" for fault in trace.faults]
-        window = analyse(trace).activity
+        if notes:
+            reports[rank] = replace(report(trace), rank=rank)
+            start, window = reports[rank].identity.start, reports[rank].identity.window
+        else:
+            found = analyse(trace).activity
+            start, window = found.start, found.end - found.start
         sources.append(
             _Source(
                 rank=rank,
                 path=path,
-                start=window.start,
-                end=window.end,
+                start=start,
+                end=start + window,
                 base=trace.epoch,
                 device=trace.device_name,
+                notes=(),
             )
         )
+    shared = across(reports).collectives if notes else ()
+    if notes:
+        sources = [
+            replace(one, notes=tuple(_notes(reports[one.rank], one.base, shared)))
+            for one in sources
+        ]
     shifts, aligned = _shifts(sources)
     with whole_file(out) as whole, _packed(whole, packed=out.suffix == ".gz") as file:
         written = _write(file, sources, shifts, faults.append)
@@ -102,6 +137,38 @@ def merge(folder: Path, out: Path) -> Merged:
         aligned=aligned,
         faults=tuple(dict.fromkeys(faults)),
     )
+
+
+def _notes(found: Report, base: int, shared: Sequence[SharedCollective]) -> Iterator[_Note]:
+    """Yield what was found in one rank's trace, with the times that it concerns."""
+    said: dict[str, object]
+    for step in found.steps:
+        said = {f"{part}_ms": time / 1e6 for part, time in step.times.items()}
+        yield _Note(
+            lane="steps", name=step.label, start=step.start, duration=step.window,
+            said={**said, "overlap": step.overlap},
+        )  # fmt: skip
+    whole = found.identity
+    for place, finding in enumerate(advise(found)):
+        said = {"gain_ms": finding.gain / 1e6, "evidence": finding.evidence,
+                "remedy": finding.remedy, "levers": ", ".join(finding.levers)}  # fmt: skip
+        yield _Note(
+            lane=f"finding {place + 1}", name=f"{finding.name}: up to {finding.gain / 1e6:,.2f} ms",
+            start=whole.start, duration=whole.window, said=said,
+        )  # fmt: skip
+    for stretch in found.critical_path.chain:
+        yield _Note(
+            lane="critical path", name=f"{stretch.kind}: {stretch.name}".rstrip(": "),
+            start=stretch.start, duration=stretch.duration, said={"where": stretch.where},
+        )  # fmt: skip
+    for one in shared:
+        if wait := one.waiting.get(found.rank or 0, 0):
+            yield _Note(
+                lane="waiting for ranks", name=f"{one.operation} waits for rank {one.late}",
+                start=one.arrived[found.rank or 0] - base, duration=wait,
+                said={"group": one.group, "number": one.index, "skew_ms": one.skew / 1e6,
+                      "wire_ms": one.wire / 1e6},
+            )  # fmt: skip
 
 
 def _shifts(sources: list[_Source]) -> tuple[list[int], bool]:
@@ -139,7 +206,7 @@ def _write(
             lines = lane.moved(events, shift)
             count += len(lines)
             file.writelines(line + b",\n" for line in lines)
-        for line in lane.names():
+        for line in (*lane.notes(shift), *lane.names()):
             file.write(line + b",\n")
         flows += len(lane.flows)
         written.append(count)
@@ -150,9 +217,7 @@ def _write(
 
 
 def _pieces(path: Path, note: Callable[[str], None]) -> Iterator[list[Fields]]:
-    if is_database(path) or is_rocprof(path):
-        from ratchet.trace.read import read
-
+    if is_database(path) or is_rocprof(path) or protobuf_sort(path):
         yield list(chrome_events(read(path)))
         return
     for events in raw_events(path, dict[str, Raw], note):
@@ -220,6 +285,19 @@ class _Lanes:
             )
         return lines
 
+    def notes(self, shift: int) -> Iterator[bytes]:
+        """Yield what was found, on threads below the trace's own."""
+        for note in self.source.notes:
+            lane = (b"", json.dumps(f"{_FOUND}{note.lane}").encode())
+            event = {
+                "ph": "X", "cat": "ratchet", "name": note.name, "pid": self.source.rank,
+                "tid": self.threads.setdefault(lane, len(self.threads)), "args": note.said,
+            }  # fmt: skip
+            times = b',"ts":%s,"dur":%s}' % (
+                _microseconds(note.start + shift), _microseconds(note.duration),
+            )  # fmt: skip
+            yield json.dumps(event).encode()[:-1] + times
+
     def _names(self, event: Fields) -> bool:
         if bytes(event.get("ph", b"")) != b'"M"':
             return False
@@ -245,7 +323,8 @@ class _Lanes:
             process = self.said.get(("process_labels", pid, b""), "")
             yield self._say("thread_name", number, {"name": f"{process} {thread}".strip()})
             # Streams come below threads, so that one reads from the launch down.
-            below = "stream" in thread.lower() or process.startswith("GPU")
+            on_device = "stream" in thread.lower() or process.startswith("GPU")
+            below = 2 if thread.startswith(_FOUND) else int(on_device)
             yield self._say("thread_sort_index", number, {"sort_index": number + 10_000 * below})
 
     def _say(self, what: str, thread: int, given: dict[str, object]) -> bytes:

@@ -48,6 +48,7 @@ class Run:
     start: int
     end: int
     size_bytes: int
+    bus_bytes: float = 0.0  # Bytes as the bus counts them: those of the bandwidth times the time
 
     @property
     def duration(self) -> int:
@@ -64,7 +65,12 @@ def runs_by_key(rows: Sequence[CollectiveRow], epoch: int) -> dict[Key, list[Run
     for row in rows:
         start = row.start + epoch
         size = row.size_bytes if row.operation in _SAME_SIZES else 0
-        run = Run(start=start, end=start + row.duration, size_bytes=size)
+        run = Run(
+            start=start,
+            end=start + row.duration,
+            size_bytes=size,
+            bus_bytes=row.bus_bandwidth * row.duration / 1e9,
+        )
         # Gloo's sends and receives have names of their own; a send's partner is a receive.
         between_two = row.operation == "send_recv" and row.kernel.startswith(_ON_HOST)
         kernel = _ON_HOST if between_two else row.kernel
@@ -124,7 +130,7 @@ STANDS_OUT: Final = 0.02
 """Share of the window by which the waits for a straggler exceed those for any other rank."""
 MANY, FAR_AHEAD = 10, 4
 """Collectives after which it is enough to be waited for so many times as long as any other rank."""
-SUFFIXES = (".json", ".json.gz", ".gz", ".db")
+SUFFIXES = (".json", ".json.gz", ".gz", ".db", ".xplane.pb", ".pftrace")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +143,11 @@ class SharedCollective:
     wire: int  # The shortest duration over ranks, which begins when the last rank arrives
     waiting: dict[int, int]  # The rest of each rank's duration
     late: int  # The rank that waited least: the others waited for it
+    arrived: dict[int, int]  # When each rank began, on the clock that all ranks share
+    skew: int  # From the first rank's beginning to the last one's
+    end_skew: int  # From the first rank's end to the last one's
+    size_bytes: int  # The largest over ranks; 0 if the traces do not say
+    bus_bandwidth: float  # Over the wire time, in bytes a second; 0 if the size is not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,10 +260,16 @@ def across(reports: dict[int, Report]) -> Ranks:
             wire = min(run.duration for run in of.values())
             waits = {rank: run.duration - wire for rank, run in sorted(of.items())}
             late = min(waits, key=lambda rank: (waits[rank], rank))
+            starts, ends = [[getattr(run, one) for run in of.values()] for one in ("start", "end")]
+            bus = max(run.bus_bytes for run in of.values())
             shared.append(
                 SharedCollective(
                     operation=operation, group=group, index=index, wire=wire, waiting=waits,
-                    late=late,
+                    late=late, arrived={rank: of[rank].start for rank in waits},
+                    skew=max(starts) - min(starts),
+                    end_skew=max(ends) - min(ends),
+                    size_bytes=max(run.size_bytes for run in of.values()),
+                    bus_bandwidth=bus / wire * 1e9 if wire else 0.0,
                 )
             )  # fmt: skip
     waiting = {rank: sum(c.waiting[rank] for c in shared) for rank in sorted(reports)}

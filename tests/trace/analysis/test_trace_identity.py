@@ -137,3 +137,58 @@ def test_several_devices_in_one_process_stand_apart(tmp_path: Path) -> None:
     assert [(d.label, d.compute, d.window) for d in found.by_device] == [
         ("device 0", 10_000, 10_000), ("device 1", 25_000, 25_000),
     ]  # fmt: skip
+
+
+VLLM = "execute_{}_context_{}(sq0sk0)_generation_{}(sq32sk5)"
+
+
+@pytest.mark.parametrize(
+    ("marks", "labels"),
+    [
+        ([VLLM.format(3, 0, 3), VLLM.format(5, 1, 4)], ["1: decode 3", "2: prefill 1, decode 4"]),
+        (["execute_context_1(888_788544)_generation_0(0)"], ["1: prefill 1"]),
+        (["step[DECODE bs=3]", "step[EXTEND]"], ["1: step[DECODE bs=3]", "2: step[EXTEND]"]),
+        (["execute_diffusion_1_256x256"], ["1: execute_diffusion_1_256x256"]),
+        (["ProfilerStep#4", "ProfilerStep#5"], ["ProfilerStep#4", "ProfilerStep#5"]),
+        (["forward"], []),
+    ],
+)  # fmt: skip
+def test_marks_of_inference_are_steps(marks: list[str], labels: list[str], tmp_path: Path) -> None:
+    events = []
+    for number, name in enumerate(marks):
+        start = 100.0 * number
+        events += [
+            mt.span("user_annotation", name, start, 90),
+            mt.span("user_annotation", "step[DECODE bs=7]", start + 1, 50),
+            mt.launch(start + 5, 1, number + 1), mt.kernel("gemm", start + 20, 30, number + 1),
+        ]  # fmt: skip
+    found = report(mt.made(tmp_path, events if labels else events[:1] + events[2:]))
+    assert [step.label for step in found.steps] == labels
+    assert sum(step.window for step in found.steps) == (found.identity.window if labels else 0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operation"),
+    [
+        ("EpDispatchIntraNodeKernel_bf16", "all_to_all"),
+        ("void mori::moe::EpCombineInterNodeKernel<hip_bfloat16>(args)", "all_to_all"),
+        ("mori_shmem_barrier_all", "unknown"),
+        ("void c10d::symmetric_memory::multimem_all_gather_kernel<16>(char*)", "all_gather"),
+        ("multimem_one_shot_all_reduce_kernel", "all_reduce"),
+        ("void multimem_one_shot_reduce_kernel<float, 16>(float*)", "reduce"),
+        ("void aiter::allreduce_fusion_kernel_2stage_mxfp4<8>()", "all_reduce"),
+        ("void aiter::allgather_lastdim<c10::BFloat16, 8>()", "all_gather"),
+        ("void aiter::reduce_scatter_cross_device_store<8>()", "reduce_scatter"),
+        ("void aiter::reduce_scatter_split_middim_naive<8>()", "reduce_scatter"),
+        ("_reduce_scatter_kernel", "reduce_scatter"),
+        ("allreduce_prototype_twoshot<half>", "all_reduce"),
+        ("scatter_reduce_kernel", ""), ("fused_all_gather_matmul_kernel", ""),
+        ("gather_kernel", ""), ("memory_kernel", ""), ("MoriaKernel", ""), ("hipMultimem", ""),
+        ("void at::native::index_reduce_func<float>", ""), ("StepDispatchKernel", ""),
+    ],
+)  # fmt: skip
+def test_kernels_that_communicate(kernel: str, operation: str, tmp_path: Path) -> None:
+    """An empty operation says that it does not."""
+    found = report(mt.made(tmp_path, [mt.launch(1, 1, 1), mt.kernel(kernel, 10, 5, 1)]))
+    assert [row.operation for row in found.collectives] == ([operation] if operation else [])
+    assert found.identity.communication == (5000 if operation else 0)

@@ -12,7 +12,9 @@ import pytest
 
 from ratchet.base.errors import TraceError
 from ratchet.trace.answers.report import report
+from ratchet.trace.export import ranks_tables
 from ratchet.trace.ranks import Run, across, paired, read_ranks
+from ratchet.trace.show import render_trace_page
 from ratchet.trace.show.words import across_words
 
 
@@ -33,6 +35,7 @@ def test_the_late_rank_is_the_straggler(tmp_path: Path) -> None:
     assert found.waiting == {0: 28_000, 1: 0, 2: 24_000}
     assert found.skew == pytest.approx(14 / 16)
     assert [c.late for c in found.collectives] == [1, 1]
+    assert {(c.skew, c.end_skew) for c in found.collectives} == {(0, 14_000)}
 
 
 def test_a_collective_that_a_rank_lacks_is_counted_and_left_out(tmp_path: Path) -> None:
@@ -198,3 +201,19 @@ def test_ranks_that_wait_for_each_other_alike_have_no_straggler(tmp_path: Path) 
     found = read_ranks(tmp_path)  # waits of 45 and 50 us in a window of 1,000
     assert found.straggler is None and sum(found.waiting.values()) == 95_000
     assert "No rank is a straggler" in " ".join(across_words(found))
+
+
+def test_each_collective_has_its_skew_over_the_ranks(tmp_path: Path) -> None:
+    about = {"In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"}
+    collectives(tmp_path, 0, EARLY, **about)
+    collectives(tmp_path, 1, LATE, **about)
+    found = read_ranks(tmp_path)
+    first = found.collectives[0]
+    assert (first.skew, first.end_skew, first.wire) == (50_000, 0, 10_000)
+    assert first.arrived == {0: 0, 1: 50_000}
+    assert (first.size_bytes, first.bus_bandwidth) == (4000, pytest.approx(4000 / 10e-6))
+    (table,) = (one for one in ranks_tables(found) if one.name == "shared_collectives")
+    assert {"arrived", "waiting", "skew"} <= set(table.columns)
+    assert [row["arrived"] for row in table.rows[:2]] == [0, 50_000]
+    page = render_trace_page(found)
+    assert "Collectives over the ranks" in page and "end skew, ms" in page

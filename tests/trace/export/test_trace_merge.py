@@ -6,6 +6,7 @@ import gzip
 import json
 from collections import Counter
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 from made_rocprof import rocpd
 
 from ratchet.base.errors import FileError, TraceError
+from ratchet.trace import merge as merging
 from ratchet.trace.answers.report import report
-from ratchet.trace.merge import Merged, merge
+from ratchet.trace.merge import Merged
 from ratchet.trace.read import read
+
+merge = partial(merging.merge, notes=False)
 
 
 def rank_events(at: float) -> list[dict]:
@@ -146,3 +150,36 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     assert any("cut off" in fault for fault in found.faults)
     assert merged_events(found.path)
     assert list(tmp_path.glob("*.partial")) == []
+
+
+def test_what_was_found_stands_beside_the_events(tmp_path: Path) -> None:
+    folder = tmp_path / "ranks"
+    folder.mkdir()
+    for rank, wait in ((0, 30.0), (1, 10.0)):
+        said = {"Collective name": "allreduce", "Process Group Name": "dp", "Group size": 2}
+        begin = 1000 - wait
+        events = [
+            mt.step(0, 0, 500), mt.op("aten::mm", 10, 100), mt.launch(11, 2, 1),
+            mt.kernel("gemm", 20, 300, 1), mt.step(1, 500, 700), mt.launch(600, 2, 2),
+            mt.kernel("ncclDevKernel_AllReduce", begin, wait + 5, 2, 9, **said),
+        ]  # fmt: skip
+        mt.write(folder / f"r{rank}.json", events, distributedInfo={"rank": rank})
+    plain, noted = merge(folder, tmp_path / "a.json"), merging.merge(folder, tmp_path / "b.json")
+    assert [one.events for one in noted.ranks] == [one.events for one in plain.ranks]
+    added = [one for one in merged_events(noted.path) if one.get("cat") == "ratchet"]
+    lanes: dict[int, dict[int, str]] = {0: {}, 1: {}}
+    for one in merged_events(noted.path):
+        if one["name"] == "thread_name":
+            lanes[one["pid"]][one["tid"]] = one["args"]["name"]
+    by_lane = Counter((one["pid"], lanes[one["pid"]][one["tid"]]) for one in added)
+    assert by_lane[0, "found: steps"] == by_lane[1, "found: steps"] == 2
+    assert by_lane[0, "found: critical path"] > 0 and by_lane[0, "found: finding 1"] == 1
+    (waited,) = (
+        one for one in added if lanes[one["pid"]][one["tid"]] == "found: waiting for ranks"
+    )
+    assert (waited["pid"], waited["name"]) == (0, "all_reduce waits for rank 1")
+    assert (waited["ts"], waited["dur"]) == (Decimal(970), Decimal(20))
+    assert waited["args"]["skew_ms"] == Decimal("0.02")
+    finding = next(one for one in added if "gain_ms" in one["args"])
+    assert finding["args"]["evidence"] and finding["name"].endswith(" ms")
+    assert read(noted.path)  # the file is a trace itself

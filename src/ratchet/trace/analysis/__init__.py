@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ratchet.trace.analysis.intervals import Spans, union
 from ratchet.trace.analysis.links import Links, link
@@ -175,17 +176,46 @@ class Steps:
     how: str
 
 
+_SERVED = re.compile(
+    r"^execute_(?:\d+_)?context_(?P<prefill>\d+)\(.*\)_generation_(?P<decode>\d+)\(|"
+    r"^execute_diffusion_|^step\[|^\[Executor\] _forward_step"
+)
+"""Marks around a step of inference: vLLM's and SGLang's with their numbers of requests, xDiT's, and
+TensorRT-LLM's."""
+
+
+def _marked(trace: Trace) -> tuple[NDArray[np.intp], tuple[str, ...]]:
+    """Return the rows of the steps' marks and their labels: the profiler's, or else inference's.
+
+    Of marks inside one another, the outermost counts.
+    """
+    marks = trace.kind == Kind.ANNOTATION
+    rows = np.flatnonzero(trace.named(STEP)[trace.text] & marks)
+    if rows.size:
+        return rows, tuple(trace.string(row) for row in rows)
+    served = np.flatnonzero(trace.named(_SERVED)[trace.text] & marks)
+    kept, labels, end = [], [], None
+    for row in served.tolist():
+        if end is None or trace.start[row] >= end:
+            found = _SERVED.match(trace.string(row))
+            counts = found.groupdict() if found else {}
+            parts = [f"{kind} {count}" for kind, count in counts.items() if int(count or 0)]
+            kept.append(row)
+            labels.append(f"{len(kept)}: {', '.join(parts) or trace.string(row)}")
+            end = trace.end[row]
+    return np.array(kept, dtype=np.intp), tuple(labels)
+
+
 def steps(trace: Trace, links: Links, whole: Activity) -> Steps | None:
     """Return the steps; None if the trace marks none.
 
     On a device, a step begins with the first work that it launched. Work that is still queued when
     the CPU begins the next step therefore counts to the step that launched it.
     """
-    marked = np.flatnonzero(trace.named(STEP)[trace.text] & (trace.kind == Kind.ANNOTATION))
+    marked, labels = _marked(trace)
     if not marked.size:
         return None
     marks = trace.start[marked]
-    labels = tuple(trace.string(row) for row in marked)
     work = np.flatnonzero(links.launch >= 0)
     if trace.on_device and work.size:
         owner = np.searchsorted(marks, trace.start[links.launch[work]], side="right") - 1
@@ -203,11 +233,14 @@ def steps(trace: Trace, links: Links, whole: Activity) -> Steps | None:
 
 KERNEL = re.compile(
     r"nccl(?!\w*Mem)|rccl|oneccl|msccl|ucc_|nvshmem|rocshmem|deep_ep|"
-    r"cross_device_reduce|quick_?reduce|multimem_all|"
-    r"(one|two)_?shot_all_?reduce|all_?reduce_?(fusion|kernel|sum)|custom_all_?reduce",
+    r"cross_device_(reduce|store)|quick_?reduce|\bmultimem_|symmetric_memory|\bmori(_|::)|"
+    r"\bEp(Dispatch|Combine)|(one|two)_?shot_all_?reduce|custom_all_?reduce|"
+    r"all_?reduce_?(fusion|kernel|sum|mhc|prototype)|"
+    r"^(?!.*(gemm|matmul|_mm_)).*(\b|_)(all_?gather|reduce_?scatter)(_|\b)",
     re.IGNORECASE,
 )
-"""Names of device kernels of the collective libraries and of custom all-reduces; never `hip*`."""
+"""Names of device kernels that communicate: of the collective libraries, of MoRI's dispatch and
+combine, of symmetric memory (multimem), and of custom collectives such as aiter's; never `hip*`."""
 CPU_OP = re.compile(r"^(c10d::|gloo:|mpi:|ucc:|_c10d_functional::)")
 """Names of CPU ops and annotations that communicate, for traces without device work."""
 

@@ -29,7 +29,7 @@ _ALGORITHMS = (
     ("all_reduce", re.compile(r"all_?reduce|allreduce|cross_device_reduce|quick_?reduce", re.I)),
     ("reduce_scatter", re.compile(r"reduce_?scatter", re.I)),
     ("all_gather", re.compile(r"all_?gather", re.I)),
-    ("all_to_all", re.compile(r"all_?to_?all", re.I)),
+    ("all_to_all", re.compile(r"all_?to_?all|\bEp(Dispatch|Combine)|deep_ep", re.I)),
     ("broadcast", re.compile(r"broadcast", re.I)),
     ("send_recv", re.compile(r"send|recv", re.I)),
     ("reduce", re.compile(r"reduce", re.I)),

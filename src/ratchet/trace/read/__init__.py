@@ -1,4 +1,4 @@
-"""Trace files to columns: Chrome and Kineto JSON, rocprofv3 JSON, rocpd databases.
+"""Trace files to columns: Chrome and Kineto JSON, rocprofv3's JSON, pftrace and rocpd, XPlane.
 
 `read` picks the reader by the file's first bytes. A JSON file becomes a stream of typed events
 (`stream`), which become columns (`gather`); a large one is shared by several processes (`shares`).
@@ -12,12 +12,17 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from ratchet.base.errors import TraceError
 from ratchet.base.files import why_not_file
 from ratchet.trace.read.columns import DeviceProperties, Kind, Platform, Trace
+from ratchet.trace.read.perfetto import read_perfetto
 from ratchet.trace.read.rocprof import is_database, is_rocprof, read_database, read_rocprof
 from ratchet.trace.read.shares import gather, gather_shared
+from ratchet.trace.read.stream import beginning
+from ratchet.trace.read.wire import fields, first_messages, string
+from ratchet.trace.read.xplane import PLANE, read_xplane
 
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _HIP = re.compile(r"^(hip|hsa_|__hip)")
@@ -33,13 +38,26 @@ _CAUSES: dict[Platform, str] = {
     "mtia": "ProfilerActivity.MTIA left out",
 }
 """Reasons why a run on an accelerator can leave no device work in its trace."""
+_OF_PACKETS = frozenset({8, 10, 11, 12, 13, 33, 36, 41, 42, 58, 59, 60, 79, 87})
+"""Fields of a Perfetto packet, with which no XPlane begins."""
+_FOREIGN = {
+    ".nsys-rep": "a report of Nsight Systems",
+    ".qdrep": "a report of Nsight Systems",
+    ".ncu-rep": "a report of Nsight Compute",
+    ".otf2": "an OTF2 archive",
+    ".csv": "a table of rocprofv3 or nsys",
+    ".pickle": "a memory snapshot of torch",
+    ".pkl": "a memory snapshot of torch",
+    ".pt": "a file of torch.save",
+}
+"""Profiles of other formats, by the end of their names."""
 
 
 def read(path: str | Path) -> Trace:
-    """Read one rank's trace: Kineto or Chrome JSON, rocprofv3 JSON or a rocpd database.
+    """Read one rank's trace: Kineto or Chrome JSON, rocprofv3's JSON, pftrace or rocpd, or XPlane.
 
-    JSON may be gzip. TraceError if the file is missing or holds no trace at all. A damaged or
-    truncated file is read as far as possible, and `faults` says what could not be read.
+    All but rocpd may be gzip. TraceError if the file is missing or holds no trace at all. A damaged
+    or truncated file is read as far as possible, and `faults` says what could not be read.
     """
     path = Path(path)
     if why := why_not_file(path):  # opening a FIFO could block for ever
@@ -49,7 +67,29 @@ def read(path: str | Path) -> Trace:
         return read_database(path)
     if is_rocprof(path):
         return read_rocprof(path)
+    reader = {"xplane": read_xplane, "perfetto": read_perfetto}.get(protobuf_sort(path))
+    if reader is not None:
+        return without_device_work(reader(path))
+    if foreign := _FOREIGN.get(path.suffix.lower()):
+        raise TraceError(
+            f"{path.name} looks like {foreign}, which is not read: give Kineto or Chrome JSON, "
+            "rocprofv3's JSON, pftrace or rocpd, or an XPlane profile"
+        )
     return read_chrome(path)
+
+
+def protobuf_sort(path: Path) -> Literal["xplane", "perfetto", ""]:
+    """Return the sort of a protobuf trace by its first messages, or else by its name."""
+    begin = beginning(path, 1 << 16)
+    for text in first_messages(begin):
+        for key, value in fields(text, lambda what: None):
+            if key == 2 and PLANE.match(string(value)):
+                return "xplane"
+            if key in _OF_PACKETS:
+                return "perfetto"
+    if path.name.endswith((".xplane.pb", ".xplane.pb.gz")) and begin:
+        return "xplane"
+    return "perfetto" if path.suffix in (".pftrace", ".perfetto-trace") and begin else ""
 
 
 def read_chrome(path: Path) -> Trace:

@@ -116,6 +116,14 @@ class Gatherer:
             part.add(_narrow(given) if part.dtype == np.int32 else given)
         self.count += len(names)
 
+    def add_ops(self, rows: NDArray[np.integer]) -> None:
+        """Say that these rows are ops, whose arguments were not recorded."""
+        nothing = np.full(rows.size, self.written[b""])
+        self.op["row"].add(rows)
+        for name in ("dims", "types", "concrete"):
+            self.op[name].add(nothing)
+        self.op["sequence"].add(np.full(rows.size, -1))
+
     def _number(self, values: Iterable[object]) -> Sequence[int]:
         """Number the strings; other values are turned into strings."""
         values = list(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -19,7 +18,7 @@ from ratchet.base.errors import TraceError
 from ratchet.base.files import SQLITE
 from ratchet.trace.read.columns import DeviceProperties, Int64, Kind, Trace, integers
 from ratchet.trace.read.gather import Gatherer
-from ratchet.trace.read.stream import unpack
+from ratchet.trace.read.stream import beginning, unpack
 
 KEY = b'"rocprofiler-sdk-tool"'
 COPY_KERNEL, FILL_KERNEL = "__amd_rocclr_copyBuffer", "__amd_rocclr_fillBuffer"
@@ -129,17 +128,7 @@ class _File(Struct):
 
 def is_rocprof(path: Path) -> bool:
     """Return whether a file begins as rocprofv3 JSON does."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(1 << 16)
-    except OSError:
-        return False
-    if head[:2] == b"\x1f\x8b":
-        try:
-            head = zlib.decompressobj(wbits=31).decompress(head, 4096)
-        except zlib.error:
-            return False
-    return KEY in head[:4096]
+    return KEY in beginning(path)
 
 
 def rocprof_runs(path: Path, note: Callable[[str], None]) -> list[RocprofRun]:

@@ -353,6 +353,21 @@ def unpack(
         ) from None
 
 
+def beginning(path: Path, size: int = 4096) -> bytes:
+    """Return a file's first bytes, unpacked if it is gzip; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(1 << 16)
+    except OSError:
+        return b""
+    if head[:2] == b"\x1f\x8b":
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, size)
+        except zlib.error:
+            return b""
+    return head[:size]
+
+
 def _gunzip(blocks: Iterator[bytes], note: Callable[[str], None]) -> Iterator[bytes]:
     member = zlib.decompressobj(wbits=31)
     whole = False

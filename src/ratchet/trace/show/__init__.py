@@ -190,6 +190,18 @@ def _across(found: Ranks) -> m.ReportSection:
         ),
         *words.across_words(found),
         m.ResultTable(columns, found.reports),
+        m.section(
+            tables.SHARED.title,
+            *tables.sorting(
+                tables.SHARED.title,
+                tables.SHARED.columns,
+                sorted(found.collectives, key=lambda row: -row.skew),
+            ),
+            closed=True,
+            on="page",
+        )
+        if found.collectives
+        else None,
     )
 
 

@@ -274,6 +274,18 @@ COLLECTIVES = Described("collectives", "Collectives", "exposed", (
     rate("bus", "bus_bandwidth"),
     kernel("kernel", "kernel"),
 ))
+SHARED = Described("collectives", "Collectives over the ranks", "skew", (
+    text("operation"),
+    text("group"),
+    count("number", "index", note="among the group's, in order of time"),
+    size("size", "size_bytes"),
+    sum_ms("wire, ms", "wire"),
+    rate("bus", "bus_bandwidth", note="over the wire time"),
+    sum_ms("skew, ms", "skew", note="from the first rank's beginning to the last one's"),
+    ms("end skew, ms", "end_skew"),
+    sum_ms("waited, ms", lambda row: sum(row.waiting.values()), note="summed over the ranks"),
+    count("last rank", "late"),
+))
 COMMUNICATION = Described("communication", "Communication", "exposed", (
     _named("collective", "operation", lambda name, row: f"{name} {row.group}".strip(), on=BRIEF),
     count("count", on=BRIEF),
