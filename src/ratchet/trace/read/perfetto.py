@@ -54,7 +54,7 @@ class _Sequence:
     arguments: dict[int, str] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     clocks: dict[int, list[int]] = field(default_factory=dict)
-    """Of a clock that counts from the packet before: the last time and the unit, in ns."""
+    """Last time of each clock that counts from the packet before, in ns."""
     units: dict[int, int] = field(default_factory=dict)
     clock: int = 0
     track: int = 0
