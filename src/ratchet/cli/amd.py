@@ -241,20 +241,25 @@ def emulate(
     ] = 2_000_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Run a Triton program on an emulated AMD GPU: `-- pytest test_it.py`, `-- python it.py`.
+    """Run a program on an emulated AMD GPU: `-- pytest test_it.py`, `-- python it.py`, `-- it.cu`.
 
-    The program needs no edits. Its `device="cuda"` tensors lie in main memory, its launches run as
-    the GPU's machine code, and torch.cuda answers as the GPU would. Nothing is timed. The program
-    is your own: it runs unconfined, as when you start it yourself.
+    The program needs no edits. A CUDA or HIP source with a main function is ported and compiled
+    first: `-- main.cu kernels.cu ARGUMENTS`. A Triton program's `device="cuda"` tensors lie in main
+    memory, its launches run as the GPU's machine code, and torch.cuda answers as the GPU would.
+    Nothing is timed. The program is your own: it runs unconfined, as when you start it yourself.
 
     The exit code is the program's, or 1 if it hid a launch that failed.
     """
     from ratchet.amd.emulator.program import check_autotune
     from ratchet.amd.emulator.program import emulate as run
+    from ratchet.amd.port.program import compile_program, sources_of
 
+    command = context.meta[COMMAND] or ()
+    sources = sources_of(command)
     result = run(
-        context.meta[COMMAND] or (),
+        command[max(0, len(sources) - 1) :],
         target,
+        program=compile_program(sources, target) if sources else None,
         autotune=check_autotune(autotune),
         limit=instructions,
         stdout=sys.stderr if as_json else None,

@@ -59,6 +59,22 @@ PROGRAMS = {
     "third/include/own/sizes.h": "#define OWN_SIZE 3\n",
     "tiled/tile.cu": "__global__ void tile(float* x) { x[threadIdx.x] = TILE; }\n",
     "tiled/Makefile": "all:\n\tnvcc -O3 -DTILE=16 tile.cu -o tile\n",
+    "bound.cu": (
+        "#include <torch/extension.h>\n#include <device_launch_parameters.h>\n"
+        "struct __align__(8) Pair { float m, d; };\n"
+        "template <int N, typename T> __global__ void both(T* x) { Pair p = {1, 2}; x[N] = p.d; }\n"
+        "#define BIND(name, kind) \\\n"
+        "  void name(torch::Tensor x) { both<4, kind><<<1, 1>>>(x.data_ptr<kind>()); }\n"
+        "BIND(first, float)\nBIND(second, double)\n"
+        "void third() { const int wide = 8; both<wide, float><<<1, 1>>>(nullptr); }\n"
+        "PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {\n"
+        '  m.def("first", &first);\n  m.def("second", &second);\n}\n'
+    ),
+    "linked.cu": (
+        'extern "C" void run(float* x);\n'
+        "__global__ void least(unsigned* x) { x[0] = umin(x[0], x[1]); }\n"
+        'extern "C" void run(float* x) { least<<<1, 1>>>((unsigned*)x); undeclared(x); }\n'
+    ),
     "kernels/part.cuh": "template <int N> __global__ void part(float* x) { x[N] = Scale::one; }\n",
     "kernels/runner.cu": (
         'struct Scale { static constexpr float one = 1; };\n#include "part.cuh"\n'
@@ -94,6 +110,17 @@ def test_a_library_that_is_not_here_is_no_failure(tmp_path: Path) -> None:
     )
     (found,) = port(tmp_path, PortSettings(targets=("gfx942",))).compiled
     assert (found.status, found.why) == ("not compiled", "hipSOLVER is not on this machine")
+
+
+def test_a_header_of_the_hosts_that_is_not_here_is_no_failure(tmp_path: Path) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    (tmp_path / "k.cu").write_text(f"#include <mpi.h>\n{SCALE}struct Shared {{ MPI_Comm all; }};\n")
+    (tmp_path / "own.cuh").write_text('__device__ void f() { asm("ex2.approx.f32 a, b;"); }\n')
+    (tmp_path / "use.cu").write_text(f'#include "own.cuh"\n{SCALE}float x = f();\n')
+    found = {one.file: one for one in port(tmp_path, PortSettings(targets=("gfx942",))).compiled}
+    assert found["k.cu"].why == "the header mpi.h is not on this machine"
+    assert found["use.cu"].status != "compiled"
 
 
 def test_a_file_that_does_not_compile_counts(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ TIME_LIMIT_S: Final = 120.0
 MOST_SAID: Final = 1 << 16
 WHOLE, DEVICE = "whole", "device"
 KERNEL: Final = re.compile(r'^define .*amdgpu_kernel void @"?([\w$.]+)', re.MULTILINE)
+MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 AFTER: Final = "-idirafter"
 
 
@@ -57,6 +58,7 @@ class DeviceBuild(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     kernels: tuple[str, ...]  # their mangled names
     said: str  # the compiler's words if it failed, else ""
+    missing: str = ""  # a header that the text with the host's code asks for in vain
 
 
 def check_device(texts: DeviceTexts, folder: Path) -> list[DeviceBuild]:
@@ -86,7 +88,7 @@ class _Job:
         A kernel's template is compiled where a launch names its types, which the host's code does;
         but its headers may not be here.
         """
-        said, built = "", None
+        said, missing, built = "", "", None
         for macros in dict.fromkeys(((), *self.unit.macros)):
             for side in (WHOLE, DEVICE):
                 found = self._compiled(side, macros)
@@ -94,7 +96,11 @@ class _Job:
                     return found
                 built = built or (None if found.said else found)
                 said = found.said or said
-        return built or DeviceBuild(unit=self.unit.name, target=self.target, kernels=(), said=said)
+                if side == WHOLE and (absent := MISSING.search(found.said)):
+                    missing = absent[1]
+        return built or DeviceBuild(
+            unit=self.unit.name, target=self.target, kernels=(), said=said, missing=missing
+        )
 
     def _compiled(self, side: str, macros: tuple[str, ...]) -> DeviceBuild:
         root = self.root / side

@@ -180,6 +180,7 @@ def compile_whole(
     library = sources[0].with_suffix(".so")
     runtime = runtime_objects(tools, precompiled or sources[0].parent)
     link = [tools.clang, "-shared", "-o", str(library), "-lstdc++", *map(str, objects + runtime)]
+    link += ["-Wl,--wrap=exit", "-lm"]
     if with_torch:
         link.append(f"-L{_torch_folder() / 'lib'}")
         link += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
@@ -295,7 +296,7 @@ def build_small(
     return HipBinary(assemblies=(text,), host=library.read_bytes())
 
 
-RUNTIME_SOURCES: Final = (HEADERS / "hip_host.cpp", HEADERS / "hip_api.cpp")
+RUNTIME_SOURCES: Final = tuple(HEADERS / f"hip_{one}.cpp" for one in ("host", "api", "blas"))
 
 
 def runtime_objects(tools: HipTools, folder: Path) -> list[Path]:
@@ -306,7 +307,8 @@ def runtime_objects(tools: HipTools, folder: Path) -> list[Path]:
         if not made.exists():
             fresh = folder / f"{source.stem}.{os.getpid()}.o"
             command = [tools.clang, "-c", "-O1", "-fPIC", "-D__HIP_PLATFORM_AMD__=1", "-w"]
-            command += ["-isystem", str(tools.headers), "-o", str(fresh), str(source)]
+            command += ["-isystem", str(OWN_HEADERS), "-isystem", str(tools.headers)]
+            command += ["-o", str(fresh), str(source)]
             checked(command, None)
             fresh.rename(made)
         found.append(made)

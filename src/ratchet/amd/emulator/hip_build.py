@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,13 @@ from ratchet.amd.compile.hip_compiler import (
 from ratchet.amd.compile.process import ProfileProcess, hip_interface
 from ratchet.amd.compile.tools import HEADERS
 from ratchet.amd.emulator import source
-from ratchet.amd.emulator.extension_build import PROGRAM, ExtensionOrder, build_extension
+from ratchet.amd.emulator.extension_build import (
+    FORWARDS,
+    PROGRAM,
+    ExtensionOrder,
+    build_extension,
+    forwards,
+)
 from ratchet.base import scratch
 from ratchet.base.errors import KernelError
 from ratchet.base.files import cache_folder
@@ -98,6 +105,34 @@ def build_hip(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
     )
     folder = _kept(sources, clock)
     return (folder / "0.s").read_text(), (folder / PROGRAM).read_bytes()
+
+
+def build_program(
+    files: Mapping[str, str],
+    units: Sequence[str],
+    target: str,
+    clock: Clock,
+    *,
+    folders: Sequence[str] = (),
+    options: Sequence[str] = (),
+) -> Path:
+    """Return the folder of a compiled program with a main function: `0.s` and on, and PROGRAM.
+
+    `units` are the files that are compiled; `folders` are searched for headers besides the root.
+    Raises KernelError with the compiler's first error, and ChildFailure.
+    """
+    headers = precompiled(target, with_torch=False)
+    outer = {f"{FORWARDS}/{name}": text for name, text in forwards().items()}
+    sources = HipSources(
+        target=target,
+        files={**outer, **files},
+        units=tuple(units),
+        options=("-DUSE_ROCM", *options),
+        folders=("", *folders),
+        outer_folders=(FORWARDS,),
+        precompiled=None if headers is None else str(headers),
+    )
+    return _kept(sources, clock)
 
 
 def build_ordered(target: str, clock: Clock, headers: Path | None, order: Any) -> PackedFiles:

@@ -23,9 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.decode import DecodedKernel, decode
-from ratchet.amd.emulator.launch import Emulator, LaunchMemory
+from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, Emulator, LaunchMemory
 from ratchet.amd.emulator.linking import KernelTexts, PlacedVariables, linked, plain_name
-from ratchet.amd.emulator.loading import EmulatedLauncher
+from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatedLauncher
 from ratchet.base.errors import KernelError
 
 CLOSED: Final = 0
@@ -126,13 +126,14 @@ class GpuMemory:
     @contextlib.contextmanager
     def _set(self, allowed: int) -> Iterator[None]:
         before = self._allowed
-        self._protect(allowed)
+        self.protect(allowed)
         try:
             yield
         finally:
-            self._protect(before)
+            self.protect(before)
 
-    def _protect(self, allowed: int) -> None:
+    def protect(self, allowed: int) -> None:
+        """Open or close all of it, but what is open to the host."""
         if allowed == self._allowed:
             return
         self._allowed = allowed
@@ -221,7 +222,10 @@ _COPY = ctypes.CFUNCTYPE(
 )
 _SYMBOL = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_uint64))
 _FACT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
+_OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
+_EXIT = ctypes.CFUNCTYPE(None, ctypes.c_int)
 TO_HOST, FROM_HOST, ON_HOST = 2, 1, 0  # values of hipMemcpyKind
+LAUNCH_FAILURE: Final = 719  # of hipError_t
 
 _cast = ctypes.cast
 move = ctypes.memmove  # the originals, which a census does not count
@@ -246,6 +250,8 @@ class _Asked(ctypes.Structure):
         ("fact", _FACT),
         ("target", ctypes.c_char_p),
         ("device", ctypes.c_char_p),
+        ("open", _OPEN),
+        ("exit", _EXIT),
     )
 
 
@@ -263,6 +269,8 @@ class HipRuntime:
         self.told = self.memory = memory  # a launch may touch all of it
         self.element_bytes = 1
         """Bytes of the smallest output's element, to count the elements that launches store."""
+        self.file = ""  # the source of which a fault shows the line
+        self.limit = INSTRUCTION_LIMIT
         self.error: Exception | None = None
         """The first error of a call; it cannot pass through compiled code."""
         self._device = device
@@ -272,7 +280,7 @@ class HipRuntime:
         self._variables: dict[int, PlacedVariables] = {}  # by the number of the assembly
         self._kernel = functools.cache(self._decoded)
         self._asked = _Asked(
-            _LAUNCH(self._guarded(self._launch, 1)),
+            _LAUNCH(self._guarded(self._launch, LAUNCH_FAILURE)),
             _ALLOCATE(self._guarded(lambda size: memory.block(size).address, 0)),
             _RELEASE(self._guarded(self._release, 1)),
             _FILL(self._guarded(self._fill, 1)),
@@ -282,7 +290,19 @@ class HipRuntime:
             _FACT(self._guarded(self._fact, 0)),
             device.architecture.name.encode(),
             device.name.encode(),
+            _OPEN(self._guarded(self._open, 1)),
+            _EXIT(self.exit) if self.exit is not None else _EXIT(),
         )
+
+    exit: Callable[[int], None] | None = None
+    """Takes the place of C's exit; None if there is none."""
+
+    def launched(self, launch: EmulatedLaunch) -> None:
+        """Take a launch that was executed."""
+
+    def _open(self, allowed: int) -> int:
+        self.memory.protect(OPEN if allowed else CLOSED)
+        return 0
 
     def install(self, library: ctypes.CDLL) -> None:
         """Serve a loaded library."""
@@ -357,9 +377,11 @@ class HipRuntime:
                 shared_bytes=kernel.lds_bytes + shared_bytes,
                 element_bytes=self.element_bytes,
                 sides=(wide, high),
+                file=self.file,
+                limit=self.limit,
             )
             try:
-                launcher.run(*grid, *[None] * 6, *values)
+                self.launched(launcher.run(*grid, *[None] * 6, *values))
             finally:
                 self._print()
         return 0

@@ -98,6 +98,18 @@ FOR_INTEGERS_TOO: Final = (torch.histc, Tensor.histc)
 """Functions that a GPU has for integers, and the CPU for floats alone."""
 WITH_RESULT_TYPE: Final = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
 """Products that a GPU gives in a wider type than its operands': `out_dtype`."""
+GIVES_NO_TENSOR: Final = frozenset(
+    (
+        *(getattr(Tensor, f"__{one}__") for one in ("len", "bool", "float", "int", "index")),
+        *(Tensor.item, Tensor.tolist, Tensor.size, Tensor.stride, Tensor.dim, Tensor.numel),
+        *(Tensor.is_contiguous, Tensor.is_floating_point, Tensor.element_size, Tensor.data_ptr),
+        *(
+            getattr(Tensor, one).__get__
+            for one in ("shape", "dtype", "ndim", "requires_grad", "is_leaf", "layout", "_version")
+        ),
+    )
+)
+"""Functions of a tensor that ask for no device and make no tensor."""
 NO_MEMORY: Final = re.compile(r"you tried to allocate (\d+) bytes")
 """The words of torch's allocator for the CPU."""
 AUTOCAST: Final = (
@@ -145,16 +157,18 @@ class EmulatedGpu(TorchFunctionMode):
         answer = self._answers.get(func)
         if answer is not None:
             return answer(args[0])
-        if func in NAMES_A_DEVICE:
+        if func in GIVES_NO_TENSOR or func in NAMES_A_DEVICE:
             return func(*args, **(kwargs or {}))
         move = self._moves.get(func)
         if move is not None:
             return move(*args, **(kwargs or {}))
-        given, named, told = self._real(args, kwargs or {})
+        given, named, told = args, kwargs or {}, None
+        if kwargs or any(isinstance(one, (str, torch.device)) for one in args):
+            given, named, told = self._real(args, named)
         if func in FOR_INTEGERS_TOO and not given[0].is_floating_point():
             func = _in_float64(func)
         if func in WITH_RESULT_TYPE:
-            given, named = _widened(given, named)
+            given, named = _widened([*given], {**named})
         outer, self.told.device = self.told.device, told
         try:
             result = func(*given, **named)
@@ -168,7 +182,8 @@ class EmulatedGpu(TorchFunctionMode):
             ) from error
         finally:
             self.told.device = outer
-        if self.is_for_host(args, named, told):
+        is_new = result is not None and not (args and result is args[0])  # in place, or nothing
+        if is_new and self.is_for_host(args, named, told):
             mark(result)
         return result
 
@@ -199,10 +214,11 @@ class EmulatedGpu(TorchFunctionMode):
         if told is not None:
             return told == HOST
         some = False
-        for one in _tensors((args, *named.values())):
-            if self.is_on_gpu(one):
-                return False
-            some = True
+        for value in (*args, *named.values()) if named else args:
+            for one in (value,) if isinstance(value, Tensor) else _tensors((value,)):
+                if self.is_on_gpu(one):
+                    return False
+                some = True
         return some or not self._default_is_gpu
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
@@ -333,9 +349,11 @@ def _widened(
 
 def mark(value: object) -> None:
     """Note that new tensors lie on the host."""
-    for one in _tensors((value,)):
-        with contextlib.suppress(NotImplementedError, RuntimeError):
+    for one in (value,) if isinstance(value, Tensor) else _tensors((value,)):
+        try:
             setattr(one.untyped_storage(), MARK, True)
+        except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
+            continue
 
 
 def _saved_as(storage: Any) -> str | None:

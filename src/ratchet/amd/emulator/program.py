@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
 
 VARIABLE: Final = "RATCHET_EMULATE"  # it hands the settings to the program's processes
+RUNNER: Final = "ratchet.amd.emulator.hip_program"  # runs a compiled program's main
 BEGIN: Final = "ratchet.amd.emulator.start:begin_from_environment"
 """The function that begins the emulation in a process; its module imports torch."""
 Autotune = Literal["first", "bound"]
@@ -268,10 +270,12 @@ def emulate(
     autotune: Autotune = "first",
     limit: int = INSTRUCTION_LIMIT,
     stdout: IO[bytes] | IO[str] | None = None,
+    program: Path | None = None,
 ) -> ProgramResult:
     """Run a command and return what its processes launched on the emulated GPU.
 
-    Its output goes where ours goes, or its stdout to the open file `stdout`.
+    Its output goes where ours goes, or its stdout to the open file `stdout`. If the command is a
+    source and its arguments, `program` is the folder of what it was compiled to.
 
     Raises KernelError if the command cannot start, and as `settings_for` does.
     """
@@ -281,10 +285,17 @@ def emulate(
 
     with tempfile.TemporaryDirectory(prefix="ratchet-emulate-") as folder:
         settings = settings_for(target, folder, autotune, limit)
-        environment = injected(os.environ)
-        environment |= {VARIABLE: settings.text(), "RATCHET_AFTER_TORCH": BEGIN}
+        run, environment = command, injected(os.environ)
+        if program is None:
+            environment["RATCHET_AFTER_TORCH"] = BEGIN
+        else:
+            run, environment = (
+                [sys.executable, "-m", RUNNER, str(program), *command],
+                {**os.environ},
+            )
+        environment[VARIABLE] = settings.text()
         try:
-            code = run_command(command, environment, stdout)
+            code = run_command(run, environment, stdout)
         except OSError as error:
             said = shlex.join(command)
             raise KernelError(
@@ -344,7 +355,7 @@ def headline(result: ProgramResult) -> str:
     """Return the answer in a sentence."""
     where = f"on an emulated {result.device} ({result.target})"
     if not result.launches and not result.faults:
-        return f"no Triton kernel was launched {where}"
+        return f"no kernel was launched {where}"
     failed = sum(one.count for one in result.faults)
     said = f"{counted(result.launches, 'launch').replace('launchs', 'launches')} of "
     said += f"{counted(len(result.kernels), 'kernel')} {where}"

@@ -10,20 +10,25 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
-from ratchet.amd.compile.device_check import TIME_LIMIT_S, CheckedUnit, DeviceBuild, DeviceTexts
+from ratchet.amd.compile.device_check import (
+    MISSING,
+    TIME_LIMIT_S,
+    CheckedUnit,
+    DeviceBuild,
+    DeviceTexts,
+)
 from ratchet.amd.compile.hip_compiler import hip_headers
 from ratchet.amd.compile.process import ProfileProcess
 from ratchet.amd.emulator.extension_build import forwards
 from ratchet.amd.emulator.hip_build import precompiled
-from ratchet.amd.port.cuda_tree import CudaTree
+from ratchet.amd.port.device_code import device_codes
 from ratchet.amd.port.patch import edited
-from ratchet.amd.port.preprocessor import SIZES
 from ratchet.amd.port.python_tree import PythonTree
 from ratchet.amd.port.rule import CodeText
 from ratchet.amd.port.rules.libraries import hipified
@@ -34,114 +39,6 @@ from ratchet.base.process.child import ChildFailure
 from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.sandbox.rocm import find_tool
 
-if TYPE_CHECKING:
-    from tree_sitter import Node
-
-
-# A compiler without torch's headers can compile the GPU's part of a text alone. Functions of the
-# host are blanked, at the same lines; templates of kernels are named with the types that their
-# launches give, so that they are compiled too.
-
-OF_HOST: Final = re.compile(
-    r"torch/|ATen/|c10/|pybind11/|Python\.h|c10d/|gtest|hip/hip_runtime_api|rccl|nccl|hipblas|hipfft|"
-    r"hipsparse|hipsolver|hiprand/hiprand\.h|miopen|roctracer|rocm_smi|iostream|chrono|thread$|nvToolsExt"
-)
-HOST_TYPE: Final = re.compile(r"\b(torch|at|c10|std::(vector|string|mutex|map))\b")
-HOST_STATEMENT: Final = re.compile(
-    r"\s*(TORCH_LIBRARY|PYBIND11|using namespace (torch|at)\b|using (torch|at)::|"
-    r"using std::(c(out|err|in|log)|endl|flush|[io]?stream|chrono|thread)\b)"
-)
-ON_GPU: Final = frozenset(("__global__", "__device__", "constexpr", "__forceinline__"))
-"""Words before a function that the GPU may call; clang takes a constexpr one for both sides."""
-DEVICE_MACRO: Final = re.compile(rb"(?m)^[ \t]*#[ \t]*define[ \t]+(\w+)(?:\(.*?\))?.*__device__")
-DISPATCHED: Final = "float"  # the type for which torch's dispatch macros are compiled
-
-
-def device_code(text: bytes, device_macros: frozenset[str] = frozenset()) -> bytes:
-    """Return the text without its host code, and with its kernels' templates named.
-
-    `device_macros` are names of macros that say `__device__`.
-    """
-    tree = CudaTree(text)
-    made = bytearray(text)
-    for start, end in _of_host(tree, device_macros):
-        made[start:end] = re.sub(rb"[^\n]", b" ", bytes(made[start:end]))
-    named = "".join(
-        f"__attribute__((used)) static auto port_instance_{index} = &{name};\n"
-        for index, name in enumerate(sorted(_instances(tree)))
-    )
-    return bytes(made) + b"\n" + named.encode()
-
-
-def _of_host(tree: CudaTree, device_macros: frozenset[str]) -> Iterator[tuple[int, int]]:
-    for path, node in tree.includes:
-        if OF_HOST.match(path):
-            yield tree.text.rfind(b"\n", 0, node.start_byte) + 1, node.end_byte
-    for node in _top(tree.root):
-        inner = node
-        while inner.type == "template_declaration" and inner.named_children:
-            inner = inner.named_children[-1]
-        if inner.type == "function_definition":
-            head = tree.head(inner)
-            words = {*re.findall(r"\w+", head)}
-            if not (words & ON_GPU or words & device_macros):
-                yield node.start_byte, node.end_byte
-        elif _is_of_host(tree, inner):
-            yield node.start_byte, node.end_byte
-
-
-def _top(node: Node) -> Iterator[Node]:
-    """Yield the definitions at the top, in namespaces and in what the preprocessor chooses."""
-    for one in node.named_children:
-        if one.type in ("namespace_definition", "linkage_specification"):
-            body = one.child_by_field_name("body")
-            if body is not None and body.type == "declaration_list":
-                yield from _top(body)
-            elif body is not None:
-                yield body
-        elif one.type in ("preproc_if", "preproc_ifdef", "preproc_else", "preproc_elif"):
-            yield from _top(one)
-        else:
-            yield one
-
-
-def _is_of_host(tree: CudaTree, node: Node) -> bool:
-    said = tree.said(node)
-    if node.type == "declaration":
-        return HOST_TYPE.search(said) is not None and "__device__" not in said
-    if node.type in ("expression_statement", "using_declaration"):
-        return HOST_STATEMENT.match(said) is not None
-    return node.type == "ERROR" and not any(one in said for one in tree.kernel_macros)
-
-
-def _instances(tree: CudaTree) -> Iterator[str]:
-    """Yield the kernels' templates that launches name with arguments, each once."""
-    seen = set()
-    kernels = {_name(tree, one) for one in tree.functions if "__global__" in tree.head(one)}
-    for call in tree.launches:
-        said = " ".join(tree.said(call.function).split())
-        if "<" not in said or call.name not in kernels or _is_of_parameters(tree, call.at, said):
-            continue
-        said = re.sub(r"\b(scalar_t|opmath_t|acc_t|accscalar_t|T|type)\b", DISPATCHED, said)
-        if said not in seen and re.fullmatch(r"[\w:<>, ]+", said):
-            seen.add(said)
-            yield said
-
-
-def _is_of_parameters(tree: CudaTree, at: int, said: str) -> bool:
-    """Return whether a name in a macro's body is made of the macro's parameters."""
-    function = tree.function_at(at)
-    if function is None or not tree.is_macro(function):
-        return False
-    words = re.findall(r"[A-Za-z_]\w*", said.partition("<")[2])
-    return not all(one in tree.constants or one in SIZES for one in words)
-
-
-def _name(tree: CudaTree, function: Node) -> str:
-    said = tree.said(function, "declarator").partition("(")[0]
-    return said.strip().rpartition("::")[2]
-
-
 Status = Literal["compiled", "failed", "not compiled"]
 NO_COMPILER: Final = "clang is not installed: apt install clang-19, or install ROCm"
 NO_HEADERS: Final = "there are no headers of HIP: pip install triton, or install ROCm"
@@ -150,6 +47,7 @@ NOT_EXECUTED: Final = (
     "execute it with ratchet judge PROBLEM KERNEL --target gfx942"
 )
 OF_TORCH: Final = re.compile(r"undeclared identifier '(at|c10|torch)'")
+OF_TORCH_HEADERS: Final = ("torch/", "ATen/", "c10/", "pybind11/")
 NO_KERNEL: Final = "no launch says with which arguments its kernels' templates are used"
 LIBRARIES: Final = {
     **{"hipblaslt": "hipBLASLt", "hipblas": "hipBLAS", "hipsparse": "hipSPARSE"},
@@ -162,7 +60,6 @@ OF_LIBRARY: Final = re.compile(
     r"(?i)(?:unknown type name|undeclared identifier|no (?:type|member) named) "
     rf"'({'|'.join(LIBRARIES)})"
 )
-MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,7 +104,8 @@ def _compiled(
 ) -> list[Compilation]:
     sources, of = _texts(scanned, chosen, targets)
     first = {(one.unit, one.target): one for one in _checked(sources)}
-    left = [unit for (unit, _), one in first.items() if not one.kernels and _is_header(unit)]
+    parts = _parts(sources.whole)
+    left = [unit for (unit, _), one in first.items() if not one.kernels and unit in parts]
     users = _users(scanned, left, sources.whole)
     asked = [_unit(one, sources) for one in dict.fromkeys(itertools.chain(*users.values()))]
     new = tuple(one for one in asked if one not in sources.units)
@@ -223,14 +121,33 @@ def _compiled(
             if own:
                 one = DeviceBuild(unit=unit, target=target, kernels=own, said="")
                 break
-        found.append(_compilation(of[unit], one))
-    return found
+        found.append(_compilation(of[unit], one, unit in parts))
+    unclean = {one.found.name for one in scanned if one.found.kind == "cuda" and not is_clean(one)}
+    return [_blamed(one, unclean) for one in found]
+
+
+ERROR_AT: Final = re.compile(r"^(?:.*: )?([^\s:]+):\d+:\d+: (?:fatal )?error:")
+
+
+def _blamed(one: Compilation, unclean: set[str]) -> Compilation:
+    """Return an answer; if a file that is left for a person keeps another from compiling, so."""
+    at = ERROR_AT.match(one.why) if one.status == "failed" else None
+    if at is None or at[1] == one.file or at[1] not in unclean:
+        return one
+    why = f"{at[1]}, which it includes, has errors that the patch leaves"
+    return replace(one, status="not compiled", why=why)
 
 
 KERNEL_NAME: Final = re.compile(
     r"__global__\b(?:\s*__launch_bounds__\s*\([^;{]*?\))?[^;{(]*?\b(\w+)\s*\((?!\s*\()"
 )
 MOST_USERS: Final = 4  # most files that are compiled for one header
+
+
+def _parts(texts: Mapping[str, str]) -> set[str]:
+    """Return the headers, and the sources that others include as if they were headers."""
+    included = {path.rpartition("/")[2] for one in texts.values() for path in INCLUDED.findall(one)}
+    return {one for one in texts if _is_header(one) or one.rpartition("/")[2] in included}
 
 
 def _is_header(name: str) -> bool:
@@ -277,12 +194,20 @@ def why_not() -> str:
     return "" if hip_headers() is not None else NO_HEADERS
 
 
-def hip_texts(scanned: Iterable[ScannedFile]) -> Iterator[tuple[str, bytes]]:
-    """Yield each CUDA text as HIP, patched and hipified: what a build on ROCm compiles."""
+def hip_texts(
+    scanned: Iterable[ScannedFile], *, lined: bool = False
+) -> Iterator[tuple[str, bytes]]:
+    """Yield each CUDA text as HIP, patched and hipified: what a build on ROCm compiles.
+
+    With `lined`, a compiler counts the lines of a file as the tree's.
+    """
     for one in scanned:
         if one.found.kind == "cuda":
-            text = edited(one)
-            yield one.found.name, text if one.found.is_hip else _as_hip(text, one.found.name)
+            text = edited(one, lined=lined)
+            text = text if one.found.is_hip else _as_hip(text, one.found.name)
+            if lined and text.startswith(ADDED):
+                text = ADDED + b"#line 1\n" + text[len(ADDED) :]
+            yield one.found.name, text
         elif one.found.kind == "python" and one.has_kernels:
             source = CodeText(file=one.found.name, kind="python", text=edited(one))
             for index, inner in enumerate(PythonTree(source).embedded()):
@@ -301,30 +226,20 @@ def _texts(
 ) -> tuple[DeviceTexts, dict[str, str]]:
     """Return all texts as HIP, and by the texts with kernels the file that each is of."""
     names, units = {one.found.name for one in chosen}, {}
-    plain = {  # headers that no rule reads, since they say nothing of CUDA
-        one.name: one.path.read_text(errors="replace")
-        for one in (one.found for one in scanned)
-        if one.kind is None and not one.skipped and one.path.suffix in HEADER_SUFFIXES
-    }
-    whole, device = dict(plain), dict(plain)
-    macros = frozenset(
-        name.decode() for one in scanned for name in DEVICE_MACRO.findall(one.found.text)
-    )
-    for name, text in hip_texts(scanned):
-        if text.startswith(ADDED):  # the compiler counts lines as the file does
-            text = ADDED + b"#line 1\n" + text[len(ADDED) :]
-        whole[name] = text.decode(errors="replace")
-        device[name] = device_code(text, macros).decode(errors="replace")
+    plain, made = plain_texts(scanned, HEADER_SUFFIXES), {}
+    for name, text in hip_texts(scanned, lined=True):
+        made[name] = text
         of = name if name in names else name.rsplit(".", 2)[0]
         if of in names and b"__global__" in text:
             units[name] = of
+    whole = plain | {name: text.decode(errors="replace") for name, text in made.items()}
     headers = {target: precompiled(target, with_torch=False) for target in targets}
     texts = DeviceTexts(
         whole=whole,
-        device=device,
+        device=plain | device_codes(made),
         outer=forwards(),
-        folders=tuple(sorted(_folders(whole))),
-        macros=_defined(scanned),
+        folders=tuple(sorted(header_folders(whole))),
+        macros=build_lines(scanned),
         units=(),
         targets=tuple(targets),
         headers={target: str(one) for target, one in headers.items() if one is not None},
@@ -334,16 +249,27 @@ def _texts(
 
 def _unit(name: str, texts: DeviceTexts) -> CheckedUnit:
     return CheckedUnit(
-        name=name, folders=_nearest(texts.folders, name), macros=_of_builds(texts.macros, name)
+        name=name, folders=nearest(texts.folders, name), macros=build_macros(texts.macros, name)
     )
 
 
 ADDED: Final = b'#include "hip/hip_runtime.h"\n'  # a line of hipify's own
+
+
+def plain_texts(scanned: Iterable[ScannedFile], suffixes: Sequence[str]) -> dict[str, str]:
+    """Return the texts that no rule reads, since they say nothing of CUDA."""
+    return {
+        one.name: one.path.read_text(errors="replace")
+        for one in (one.found for one in scanned)
+        if one.kind is None and not one.skipped and one.path.name.endswith(tuple(suffixes))
+    }
+
+
 INCLUDED: Final = re.compile(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]')
 MOST_FOLDERS: Final = 64
 
 
-def _folders(texts: Mapping[str, str]) -> set[str]:
+def header_folders(texts: Mapping[str, str]) -> set[str]:
     """Return the folders below which the tree's texts find each other's headers."""
     by_end: dict[str, list[str]] = {}
     for name in texts:
@@ -359,7 +285,7 @@ def _folders(texts: Mapping[str, str]) -> set[str]:
     return found
 
 
-def _nearest(folders: Sequence[str], unit: str) -> tuple[str, ...]:
+def nearest(folders: Sequence[str], unit: str) -> tuple[str, ...]:
     """Return folders, the nearest to a unit first."""
 
     def shared(folder: str) -> int:
@@ -374,7 +300,7 @@ OF_CMAKE: Final = ("CMAKE_", "BUILD_", "CUDA_")  # beginnings of what `cmake -D`
 MOST_SETS: Final = 3
 
 
-def _defined(scanned: Iterable[ScannedFile]) -> dict[str, list[str]]:
+def build_lines(scanned: Iterable[ScannedFile]) -> dict[str, list[str]]:
     """Return the lines of builds that define macros, by the builds' folders."""
     found: dict[str, list[str]] = {}
     for one in (one.found for one in scanned):
@@ -386,7 +312,7 @@ def _defined(scanned: Iterable[ScannedFile]) -> dict[str, list[str]]:
     return found
 
 
-def _of_builds(defined: Mapping[str, Sequence[str]], unit: str) -> tuple[tuple[str, ...], ...]:
+def build_macros(defined: Mapping[str, Sequence[str]], unit: str) -> tuple[tuple[str, ...], ...]:
     """Return sets of macros that the nearest build at or above a unit's folder defines.
 
     Those of a line that names the unit come first, then those of a line for nvcc.
@@ -408,7 +334,7 @@ def _not(file: str, target: str, why: str) -> Compilation:
     return Compilation(file=file, target=target, status="not compiled", why=why)
 
 
-def _compilation(name: str, built: DeviceBuild) -> Compilation:
+def _compilation(name: str, built: DeviceBuild, is_part: bool) -> Compilation:
     target, said = built.target, built.said
     if not said and not built.kernels:
         return _not(name, target, NO_KERNEL)
@@ -431,7 +357,9 @@ def _compilation(name: str, built: DeviceBuild) -> Compilation:
         library = next(LIBRARIES[key] for key in LIBRARIES if used[1].lower().startswith(key))
         return _not(name, target, f"{library} is not on this machine")
     why = (re.findall(".*error:.*", said) or said.splitlines())[0][:300]
-    if _is_header(name):  # it may need what stands before it where it is included
+    if built.missing and not built.missing.startswith(OF_TORCH_HEADERS):
+        return _not(name, target, f"the header {built.missing} is not on this machine")
+    if is_part:  # it may need what stands before it where it is included
         return _not(name, target, f"a header, and alone it does not compile: {why}")
     return Compilation(file=name, target=target, status="failed", why=why)
 

@@ -71,13 +71,33 @@ def new_text(scanned: ScannedFile) -> bytes:
     return text
 
 
-def edited(scanned: ScannedFile) -> bytes:
-    """Return a file's text with the edits of its findings, and the macros that they need."""
+def edited(scanned: ScannedFile, *, lined: bool = False) -> bytes:
+    """Return a file's text with the edits of its findings, and the macros that they need.
+
+    With `lined`, a compiler counts its lines as those of the file.
+    """
     text = scanned.found.text
     if not any(one.edits for one in scanned.findings):
         return text
     edits = [edit for one in scanned.findings for edit in one.edits]
-    return apply(text, [*edits, *_preludes(scanned)])
+    edits += _preludes(scanned)
+    return apply(text, [*edits, *_lines(text, edits)] if lined else edits)
+
+
+def _lines(text: bytes, edits: Iterable[Edit]) -> Iterator[Edit]:
+    """Yield the directives that count on after edits of several lines."""
+    places = set()
+    for edit in edits:
+        if edit.text.count("\n") != text.count(b"\n", edit.start, edit.end):
+            at = text.find(b"\n", edit.end) + 1
+            if edit.text.endswith("\n") and text[edit.end - 1 : edit.end] == b"\n":
+                at = edit.end
+            while at > 1 and text[at - 2 : at - 1] == b"\\":  # inside a macro
+                at = text.find(b"\n", at) + 1
+            places.add(at)
+    for at in places - {0}:
+        before = text.count(b"\n", 0, at)
+        yield inserted(at, f"#line {before + 1}\n")
 
 
 def apply(text: bytes, edits: Iterable[Edit]) -> bytes:

@@ -18,9 +18,15 @@ int ratchet_hip_launch(const void* kernel, dim3 grid, dim3 block, void** argumen
 const char* ratchet_hip_name(const void* kernel);
 }
 static thread_local hipError_t last = hipSuccess;
+static thread_local hipError_t fault = hipSuccess;  // a kernel's, which every later call tells
 static hipError_t noted(int code) { return code ? last = (hipError_t)code : hipSuccess; }
 
 extern "C" {
+int ratchet_hip_note(int code) {
+  if (code == hipErrorLaunchFailure) fault = hipErrorLaunchFailure;
+  return noted(code);
+}
+hipError_t hipDeviceSynchronize(void) { return noted(fault); }
 hipError_t hipMemcpy(void* to, const void* from, size_t n, hipMemcpyKind kind) {
   return noted(ratchet_hip_copy(to, from, n, kind));
 }
@@ -86,6 +92,32 @@ hipError_t hipMallocAsync(void** place, size_t bytes, hipStream_t) { return allo
 hipError_t hipFreeAsync(void* place, hipStream_t) { return hipFree(place); }
 hipError_t hipMallocManaged(void** place, size_t bytes, unsigned) { return allocated(place, bytes, 1); }
 hipError_t hipHostMalloc(void** place, size_t bytes, unsigned) { return allocated(place, bytes, 1); }
+hipError_t hipHostAlloc(void** place, size_t bytes, unsigned) { return allocated(place, bytes, 1); }
+hipError_t hipMallocHost(void** place, size_t bytes) { return allocated(place, bytes, 1); }
+hipError_t hipFreeHost(void* place) { return hipFree(place); }
+hipError_t hipMemPrefetchAsync(const void*, size_t, int, hipStream_t) { return hipSuccess; }
+hipError_t hipMemAdvise(const void*, size_t, hipMemoryAdvise, int) { return hipSuccess; }
+hipError_t hipInit(unsigned) { return hipSuccess; }
+hipError_t hipProfilerStart(void) { return hipSuccess; }
+hipError_t hipProfilerStop(void) { return hipSuccess; }
+hipError_t hipDeviceEnablePeerAccess(int, unsigned) { return hipErrorInvalidDevice; }
+hipError_t hipDeviceSetSharedMemConfig(hipSharedMemConfig) { return hipSuccess; }
+hipError_t hipDeviceSetLimit(hipLimit_t, size_t) { return hipSuccess; }
+hipError_t hipDeviceGetLimit(size_t* value, hipLimit_t) { return *value = 0, hipSuccess; }
+hipError_t hipDeviceGetStreamPriorityRange(int* least, int* most) { return *least = *most = 0, hipSuccess; }
+hipError_t hipLaunchHostFunc(hipStream_t, hipHostFn_t call, void* given) { return call(given), hipSuccess; }
+hipError_t hipStreamAddCallback(hipStream_t stream, hipStreamCallback_t call, void* given, unsigned) {
+  return call(stream, hipSuccess, given), hipSuccess;
+}
+hipError_t hipFuncGetAttributes(hipFuncAttributes* found, const void*) {
+  memset(found, 0, sizeof *found);
+  return found->maxThreadsPerBlock = 1024, found->numRegs = 64, hipSuccess;
+}
+hipError_t hipMemsetD32(hipDeviceptr_t place, int value, size_t count) {
+  int code = 0;
+  for (size_t at = 0; at < count && !code; ++at) code = ratchet_hip_copy((int*)place + at, &value, 4, 1);
+  return noted(code);
+}
 hipError_t hipHostFree(void* place) { return hipFree(place); }
 hipError_t hipHostGetDevicePointer(void** place, void* host, unsigned) { return *place = host, hipSuccess; }
 hipError_t hipMallocPitch(void** place, size_t* pitch, size_t width, size_t height) {
@@ -159,14 +191,14 @@ hipError_t hipStreamCreate(hipStream_t* stream) { return made((void**)stream); }
 hipError_t hipStreamCreateWithFlags(hipStream_t* stream, unsigned) { return made((void**)stream); }
 hipError_t hipStreamCreateWithPriority(hipStream_t* stream, unsigned, int) { return made((void**)stream); }
 hipError_t hipStreamDestroy(hipStream_t) { return hipSuccess; }
-hipError_t hipStreamSynchronize(hipStream_t) { return hipSuccess; }
+hipError_t hipStreamSynchronize(hipStream_t) { return noted(fault); }
 hipError_t hipStreamQuery(hipStream_t) { return hipSuccess; }
 int hipGetStreamDeviceId(hipStream_t) { return 0; }
 hipError_t hipStreamWaitEvent(hipStream_t, hipEvent_t, unsigned) { return hipSuccess; }
 hipError_t hipEventCreate(hipEvent_t* event) { return made((void**)event); }
 hipError_t hipEventCreateWithFlags(hipEvent_t* event, unsigned) { return made((void**)event); }
 hipError_t hipEventRecord(hipEvent_t, hipStream_t) { return hipSuccess; }
-hipError_t hipEventSynchronize(hipEvent_t) { return hipSuccess; }
+hipError_t hipEventSynchronize(hipEvent_t) { return noted(fault); }
 hipError_t hipEventQuery(hipEvent_t) { return hipSuccess; }
 hipError_t hipEventDestroy(hipEvent_t) { return hipSuccess; }
 hipError_t hipEventElapsedTime(float* ms, hipEvent_t, hipEvent_t) { return *ms = 0.001f, hipSuccess; }
@@ -200,6 +232,8 @@ const char* hipGetErrorName(hipError_t code) {
     case hipErrorOutOfMemory: return "hipErrorOutOfMemory";
     case hipErrorInvalidDevice: return "hipErrorInvalidDevice";
     case hipErrorInvalidSymbol: return "hipErrorInvalidSymbol";
+    case hipErrorLaunchFailure: return "hipErrorLaunchFailure";
+    case hipErrorInvalidConfiguration: return "hipErrorInvalidConfiguration";
     default: return "hipErrorUnknown";
   }
 }
@@ -210,6 +244,8 @@ const char* hipGetErrorString(hipError_t code) {
     case hipErrorOutOfMemory: return "out of memory";
     case hipErrorInvalidDevice: return "invalid device ordinal";
     case hipErrorInvalidSymbol: return "invalid device symbol";
+    case hipErrorLaunchFailure: return "unspecified launch failure";
+    case hipErrorInvalidConfiguration: return "invalid configuration argument";
     default: return "unknown error";
   }
 }

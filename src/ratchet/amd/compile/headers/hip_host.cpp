@@ -20,6 +20,8 @@ struct Asked {
   void* (*allocate_open)(uint64_t bytes);
   int (*fact)(const char* name);
   const char *target, *device;
+  int (*open)(int allowed);
+  void (*exit)(int code);
 };
 struct Configuration {
   Dim3 grid, block;
@@ -86,9 +88,10 @@ int ratchet_hip_launch(const void* kernel, Dim3 grid, Dim3 block, void** argumen
   complaint = "its host code launches a kernel that it does not define, or has more than 1,024";
   return 1;
 }
+__attribute__((weak)) int ratchet_hip_note(int code) { return code; }
 int hipLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments, size_t shared,
                     void*) {
-  return ratchet_hip_launch(kernel, grid, block, arguments, shared);
+  return ratchet_hip_note(ratchet_hip_launch(kernel, grid, block, arguments, shared));
 }
 int hipLaunchCooperativeKernel(const void* kernel, Dim3 grid, Dim3 block, void** arguments,
                                unsigned shared, void*) {
@@ -116,6 +119,14 @@ int ratchet_hip_fill(void* place, int value, uint64_t bytes) {
   return at_home() ? asked.fill(place, value, bytes) : 1;
 }
 int ratchet_hip_fact(const char* name) { return at_home() ? asked.fact(name) : 0; }
+// Let the host's code reach the GPU's memory, or no longer
+int ratchet_hip_open(int allowed) { return asked.open && at_home() ? asked.open(allowed) : 1; }
+// A program's exit, where the link has --wrap=exit
+void __real_exit(int code) __attribute__((weak, noreturn));
+__attribute__((noreturn)) void __wrap_exit(int code) {
+  if (asked.exit) asked.exit(code);
+  __real_exit(code);
+}
 const char* ratchet_hip_target(void) { return asked.target; }
 const char* ratchet_hip_device(void) { return asked.device; }
 int hipMalloc(void** place, size_t bytes) {
@@ -126,5 +137,5 @@ int hipFree(void* place) { return at_home() ? asked.release(place) : 1; }
 int hipMemsetAsync(void* place, int value, size_t bytes, void*) { return ratchet_hip_fill(place, value, bytes); }
 int hipMemset(void* place, int value, size_t bytes) { return ratchet_hip_fill(place, value, bytes); }
 __attribute__((weak)) int hipGetLastError(void) { return 0; }
-int hipDeviceSynchronize(void) { return 0; }
+__attribute__((weak)) int hipDeviceSynchronize(void) { return 0; }
 }

@@ -268,7 +268,14 @@ def missing_functions(tree: CudaTree) -> Iterator[Match]:
         if not instead or name in tree.own:
             continue
         for call in calls:
-            yield Match(at=call.at, detail=name, fix=f"write {instead}", edits=_plain(call))
+            edits = _plain(call)
+            if name in RENAMED and call.function is not None:
+                edits = (replaced(call.function, instead),)
+            yield Match(at=call.at, detail=name, fix=f"write {instead}", edits=edits)
+
+
+RENAMED: Final = frozenset(("umin", "umax", "ullmin", "ullmax", "llmin", "llmax"))
+"""Functions of which HIP has the same with another name."""
 
 
 def _plain(call: Called) -> tuple[Edit, ...]:

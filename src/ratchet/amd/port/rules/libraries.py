@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -64,7 +64,26 @@ def headers(tree: CudaTree) -> Iterator[Match]:
     for path, node in tree.includes:
         instead = next((one for start, one in HEADERS.items() if _is_of(path, start)), "")
         if instead and path.rpartition("/")[2] not in tree.own:
-            yield Match(at=node.start_byte, detail=path, fix=f"use {instead}")
+            edits = _included(tree, node, REPLACED[path]) if path in REPLACED else ()
+            yield Match(at=node.start_byte, detail=path, fix=f"use {instead}", edits=edits)
+
+
+REPLACED: Final = {
+    "cuda_fp8.h": ("#include <hip/hip_fp8.h>",),
+    "device_launch_parameters.h": ("#include <hip/hip_runtime.h>",),
+    "cuda_profiler_api.h": ("#include <hip/hip_runtime_api.h>",),
+    "sm_61_intrinsics.h": ("#include <hip/hip_runtime.h>",),
+    "sm_20_atomic_functions.h": ("#include <hip/hip_runtime.h>",),
+}
+"""Headers of which HIP has another, and of which hipify knows nothing."""
+
+
+def _included(tree: CudaTree, node: Node, lines: Sequence[str]) -> tuple[Edit, ...]:
+    """Return what includes something else on AMD."""
+    start = tree.text.rfind(b"\n", 0, node.start_byte) + 1
+    said = tree.text[start : node.end_byte].decode(errors="replace").strip()
+    text = "\n".join(["#ifdef __HIP_PLATFORM_AMD__", *lines, "#else", said, "#endif"])
+    return (Edit(start=start, end=node.end_byte, text=text),)
 
 
 MATH_CONSTANTS: Final = b"math_constants.h"
@@ -79,11 +98,8 @@ def math_constants(tree: CudaTree) -> Iterator[Match]:
         if path.encode() == MATH_CONSTANTS:
             used = sorted({one.decode() for one in CONSTANT.findall(tree.text)}) or COMMON
             lines = [f"#define CUDART_{one} HIP_{one}" for one in used]
-            lines = ["#ifdef __HIP_PLATFORM_AMD__", "#include <hip/hip_math_constants.h>", *lines]
-            lines += ["#else", "#include <math_constants.h>", "#endif"]
-            start = tree.text.rfind(b"\n", 0, node.start_byte) + 1
-            edit = Edit(start=start, end=node.end_byte, text="\n".join([*lines, ""]))
-            yield Match(at=node.start_byte, detail=path, edits=(edit,))
+            edits = _included(tree, node, ("#include <hip/hip_math_constants.h>", *lines))
+            yield Match(at=node.start_byte, detail=path, edits=edits)
 
 
 def _is_of(path: str, start: str) -> bool:

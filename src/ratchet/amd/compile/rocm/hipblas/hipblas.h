@@ -5,8 +5,15 @@
 #include_next <hipblas/hipblas.h>
 #elif __has_include(<hipblas-common/hipblas-common.h>)
 #define RATCHET_HIPBLAS
+#ifdef RATCHET_HIPBLAS_SOURCE
+#include <hip/hip_runtime_api.h>
+struct __half {
+  unsigned short bits;
+};
+#else
 #include <hip/hip_runtime.h>
 #include <hip/hip_fp16.h>
+#endif
 #include <hip/library_types.h>
 #include <hipblas-common/hipblas-common.h>
 #include <stdint.h>
