@@ -21,7 +21,7 @@ from ratchet.guard import site
 from ratchet.guard.history import analyse, gather
 from ratchet.guard.history.incidents import follow, incidents, mark
 from ratchet.guard.site import facts as site_facts
-from ratchet.guard.site import links
+from ratchet.guard.site import links, lists
 from ratchet.guard.site.links import check_commit_url, digits_of
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{ 7*7 }} ../../etc \N{RIGHT-TO-LEFT OVERRIDE}"
@@ -108,13 +108,26 @@ def test_the_overview_says_what_happened(ledger: Ledger) -> None:
     index = pages["index.html"]
     assert "1 incident needs somebody" in index
     assert 'class="chip regression"' in index and 'class="chip quiet"' in index
-    assert "1.50x" in index and "llama" in index
+    assert "1.50x" in index and "proven faster" in index
     (series,) = (page for name, page in pages.items() if "regression, last" in page or (
         name.startswith("series-") and "regressed, last change" in page))  # fmt: skip
     assert "date of the commit (UTC), 2026-01-01 to 2026-01-05" in series
     assert series.count('class="point"') == 100
     assert 'class="divider regression"' in series
     assert 'chip regression" href' in pages["matrix.html"]
+
+
+@pytest.mark.parametrize("recipe_is", ["as_written", "rival"])
+def test_a_recipe_that_was_not_proven_is_not_called_so(ledger: Ledger, recipe_is: str) -> None:
+    turn = ledger.start_turn("key", {"workload": "w"}, fingerprint=HERE)
+    ledger.record_recipe(turn, {"workload": "w", "kernels": [], "speedup": {}})
+    ledger.finish_turn(turn, {"speedup": {}, "recipe_is": recipe_is})
+    pages, _ = crawled(ledger)
+    assert "Nothing was proven yet." in pages["index.html"]
+    said = lists.RECIPE_IS[recipe_is].replace("'", "&#39;")
+    (recipe,) = (page for name, page in pages.items() if name.startswith("recipe-"))
+    assert said in recipe and said in pages["recipes.html"]
+    assert "chip improvement" not in recipe
 
 
 def test_a_site_does_not_change_its_ledger(ledger: Ledger) -> None:

@@ -33,7 +33,7 @@ from ratchet.guard.site.evidence import (
 )
 from ratchet.guard.site.facts import SiteFacts, read_facts
 from ratchet.guard.site.links import LISTS, PAGE_NAME, check_commit_url, navigation
-from ratchet.guard.site.lists import lists
+from ratchet.guard.site.lists import list_pages
 from ratchet.guard.site.series import incident_page, series_page
 
 MARK: Final = '<meta name="generator" content="ratchet site">'
@@ -92,7 +92,7 @@ def site_pages(ledger: Ledger, commit_url: str = "") -> SitePages:
         RatchetError: the template is none, or the ledger fails.
     """
     facts = read_facts(ledger, check_commit_url(commit_url))
-    found: dict[str, Report] = dict(lists(facts))
+    found: dict[str, Report] = dict(list_pages(facts))
     places = facts.links.places
     for one in facts.series:
         found[places["series", one.series.key]] = partial(series_page, facts, one)

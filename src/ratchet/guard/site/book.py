@@ -62,7 +62,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proven:
+class WrittenRecipe:
     """A recipe that a turn wrote down."""
 
     id: int
@@ -72,6 +72,7 @@ class Proven:
     workload: str
     kernels: tuple[str, ...]  # Hashes
     changes_arithmetic: bool
+    recipe_is: str  # `proven`, `rival`, `as_written`; empty if the ledger does not say
     speedups: Mapping[str, Json]
 
 
@@ -156,12 +157,12 @@ class SiteBook:
         rows = self._read(table, *(table.c[name] for name in ("id", "at", "device", "turn")))
         return Counted(rows=[self._recipe(row) for row in rows[:MOST_PAGES]], every=len(rows))
 
-    def _recipe(self, row: Row[Any]) -> Proven:
+    def _recipe(self, row: Row[Any]) -> WrittenRecipe:
         found = self.payload("recipes", row.id)
         kernels = found.get("kernels")
         hashes = [one.get("hash") for one in _listed(kernels) if isinstance(one, dict)]
-        speedups = found.get("speedup")
-        return Proven(
+        speedups, ended = found.get("speedup"), self._ended(row.turn)
+        return WrittenRecipe(
             id=row.id,
             at=row.at,
             device=row.device,
@@ -169,8 +170,18 @@ class SiteBook:
             workload=str(found.get("workload", "")),
             kernels=tuple(str(one) for one in hashes if one),
             changes_arithmetic=bool(found.get("changes_arithmetic")),
+            recipe_is=str(ended.get("recipe_is", "")),
             speedups=speedups if isinstance(speedups, dict) else {},
         )
+
+    def _ended(self, turn: str) -> Payload:
+        """Return what a turn finished with; an empty document if it did not."""
+        table = schema.turns
+        query = select(cast(table.c.payload, Text)).where(
+            table.c.turn == turn, table.c.event == "finished"
+        )
+        with explained(self._engine.url), self._engine.connect() as connection:
+            return _mapping(connection.execute(query.limit(1)).scalar())
 
     def runs(self) -> Counted:
         """Return the runs of `optimize`, `compare`, `write` and `bench`."""

@@ -20,10 +20,10 @@ from ratchet.base.show.words import plain, show_interval, show_ratio, show_time
 from ratchet.guard.compare import comparison_report
 from ratchet.guard.numerics.comparison import numerics_report
 from ratchet.guard.numerics.find import NumericsResult
-from ratchet.guard.site.book import Judged, Named, Proven, Run
+from ratchet.guard.site.book import Judged, Named, Run, WrittenRecipe
 from ratchet.guard.site.facts import SiteFacts, left_out
 from ratchet.guard.site.links import clipped, moment
-from ratchet.guard.site.lists import recipe_chip, run_columns
+from ratchet.guard.site.lists import RECIPE_IS, recipe_chip, run_columns
 from ratchet.judge.court.show import status_cell, tone, verdict_report
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
@@ -136,16 +136,20 @@ def _numerics(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBl
 def _optimized(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
     recipes = [one for one in facts.recipes.rows if one.turn == run.key]
     speedups = document.get("speedup") or {}
-    found = ", ".join(plain(document.get("recipe_is", "")).split("_"))
+    recipe_is = RECIPE_IS.get(str(document.get("recipe_is")), "")
     return m.blocks(
         m.Tiles(speedup_tiles(speedups)) if speedups else None,
         m.section(
             "Recipe",
-            f"The recipe is {found.replace(', ', ' ')}." if found else "",
-            *[
-                m.Words((facts.links.to("recipe", f"recipe {one.id}", "The recipe"),))
+            *(
+                m.Words(
+                    (
+                        facts.links.to("recipe", f"recipe {one.id}", "The recipe"),
+                        f" is {recipe_is}." if recipe_is else " was written.",
+                    )
+                )
                 for one in recipes
-            ],
+            ),
             None if recipes else "This turn wrote no recipe.",
         ),
         _samples(facts, run, STEP_ARMS, "step"),
@@ -238,7 +242,7 @@ def _figure(name: str, value: object) -> str:
 # Recipes, kernels and verdicts.
 
 
-def recipe_page(facts: SiteFacts, one: Proven) -> m.ResultReport:
+def recipe_page(facts: SiteFacts, one: WrittenRecipe) -> m.ResultReport:
     """Describe a recipe: how much faster, what it sets, and the kernels it installs."""
     document = facts.book.payload("recipes", one.id)
     config = document.get("config")
@@ -248,7 +252,8 @@ def recipe_page(facts: SiteFacts, one: Proven) -> m.ResultReport:
     run = next((run for run in facts.runs.rows if run.key == one.turn), None)
     known: list[m.Named] = [
         ("workload", clipped(one.workload)),
-        ("proven on", facts.device(one.device)),
+        ("it is", RECIPE_IS.get(one.recipe_is, "unknown")),
+        ("made on", facts.device(one.device)),
         ("date (UTC)", moment(one.at)),
         ("by the run", facts.links.to("run", one.turn, run.title if run else one.turn[:12])),
         ("arithmetic", "changed" if one.changes_arithmetic else "kept"),
@@ -275,7 +280,9 @@ def recipe_page(facts: SiteFacts, one: Proven) -> m.ResultReport:
                 else "It installs no kernel.",
             ),
             m.section("Settings", m.Facts(settings)) if settings else None,
-            m.note("The file that you install is the recipe.json of the run."),
+            m.section(
+                "Use it", "ratchet optimize wrote it to recipe.json in the folder of its --out."
+            ),
         ),
     )
 

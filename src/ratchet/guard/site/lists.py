@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any, Final
 
 from ratchet.base.show import model as m
-from ratchet.base.show.words import counted
+from ratchet.base.show.words import counted, show_ratio
 from ratchet.guard.history import AnalysedSeries
 from ratchet.guard.history.plot import shift_words, short_revision
 from ratchet.guard.history.show import WAITING, among_words, series_of_incident, shifts_words
-from ratchet.guard.site.book import Judged, Named, Proven
+from ratchet.guard.site.book import Judged, Named, WrittenRecipe
 from ratchet.guard.site.facts import SiteFacts, fault_words, left_out
 from ratchet.guard.site.links import MOST_LETTERS, clipped, list_page, moment, paged
 from ratchet.guard.site.series import state_cell
@@ -93,13 +93,14 @@ def _rest(what: str, kind: str, shown: int, every: int) -> m.Words | None:
 
 def _proven(facts: SiteFacts, proven: Sequence[Judged]) -> m.ReportSection:
     verdicts = m.ResultTable(_verdict_columns(facts), proven[:NEWEST])
-    recipes = m.ResultTable(_recipe_columns(facts), facts.recipes.rows[:NEWEST])
+    kept = [one for one in facts.recipes.rows if one.recipe_is == "proven"]
+    recipes = m.ResultTable(_recipe_columns(facts), kept[:NEWEST])
     return m.section(
         "What was proven",
         m.section("Recipes", recipes) if recipes.rows else None,
         m.section("Kernels", verdicts) if verdicts.rows else None,
         None if recipes.rows or verdicts.rows else "Nothing was proven yet.",
-        _rest("recipes", "recipes", len(recipes.rows), facts.recipes.every),
+        _rest("proven recipes", "recipes", len(recipes.rows), len(kept)),
         _rest("proofs", "verdicts", len(verdicts.rows), len(proven)),
     )
 
@@ -287,7 +288,7 @@ def _commit_cells(
 
 def _recipes_by_device(facts: SiteFacts) -> m.ReportSection | None:
     """Return the newest recipe of each workload on each device."""
-    newest: dict[tuple[str, str], Proven] = {}
+    newest: dict[tuple[str, str], WrittenRecipe] = {}
     for one in facts.recipes.rows:
         newest.setdefault((one.workload, one.device), one)
     if not newest:
@@ -314,15 +315,21 @@ def _recipes_by_device(facts: SiteFacts) -> m.ReportSection | None:
     return m.section("Recipes by device", said, m.ResultTable(columns, workloads))
 
 
-def recipe_chip(facts: SiteFacts, one: Proven) -> m.Span:
-    """Return a recipe's speed-up over the step as written, green if its interval is above 1."""
+RECIPE_IS: Final = {
+    "proven": "proven faster",
+    "rival": "torch's own settings",
+    "as_written": "the step as written",
+}
+
+
+def recipe_chip(facts: SiteFacts, one: WrittenRecipe) -> m.Span:
+    """Return a recipe's speed-up over the step as written, green if a turn proved the recipe."""
     ratio = one.speedups.get("vs_written")
-    known = ratio if isinstance(ratio, dict) else {}
-    value, low = known.get("ratio"), known.get("low")
-    faster = isinstance(low, float) and low > 1
-    text = f"{value:.2f}x" if isinstance(value, float) else "recipe"
-    look = f"chip {'improvement' if faster else 'quiet'}"
-    return m.Span(text, look, href=facts.links.href("recipe", f"recipe {one.id}"))
+    value = ratio.get("ratio") if isinstance(ratio, dict) else None
+    text = show_ratio(value) if isinstance(value, float) else "no speed-up"
+    look = f"chip {'improvement' if one.recipe_is == 'proven' else 'quiet'}"
+    said = RECIPE_IS.get(one.recipe_is, "")
+    return m.Span(text, look, said, facts.links.href("recipe", f"recipe {one.id}"))
 
 
 # The lists.
@@ -363,9 +370,10 @@ def _recipe_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
             lambda one: facts.links.to("recipe", f"recipe {one.id}", one.workload or "unknown"),
         ),
         m.Column("against the step as written", lambda one: recipe_chip(facts, one)),
+        m.Column("it is", lambda one: RECIPE_IS.get(one.recipe_is, "unknown")),
         m.Column("arithmetic", lambda one: "changed" if one.changes_arithmetic else "kept"),
         m.number("kernels", lambda one: str(len(one.kernels))),
-        m.Column("proven on", lambda one: facts.device(one.device)),
+        m.Column("made on", lambda one: facts.device(one.device)),
         m.Column("date", lambda one: moment(one.at)),
     )
 
@@ -424,7 +432,7 @@ def _listing(
     )
 
 
-def lists(facts: SiteFacts) -> Pages:
+def list_pages(facts: SiteFacts) -> Pages:
     """Return every page that is a list, by its name."""
     every: dict[str, tuple[str, Sequence[Any], int, tuple[m.Column, ...]]] = {
         "series": ("Series", facts.series, facts.every_series, _series_columns(facts)),
