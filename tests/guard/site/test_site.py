@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -267,3 +267,15 @@ def test_names_of_files_are_safe() -> None:
     assert check_commit_url("") == ""
     shown = links.Links(commit_url=check_commit_url(FORGE)).forge("v1/../<x>+changes")
     assert shown == "https://forge.example/p/commit/v1%2F..%2F%3Cx%3E"
+
+
+def test_a_ledger_on_postgresql_makes_the_same_pages(
+    ledger: Ledger, new_database: Callable[[], str]
+) -> None:
+    fill(ledger)
+    with Ledger.open(new_database()) as other:
+        fill(other)
+        pages = [
+            {name for name in crawled(one)[0] if "run-" not in name} for one in (ledger, other)
+        ]
+    assert pages[0] == pages[1]

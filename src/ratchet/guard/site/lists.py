@@ -172,7 +172,7 @@ def _chips(facts: SiteFacts, own: Sequence[AnalysedSeries]) -> m.Inline:
 
 
 MEANS: Final = (
-    "Red is slower, green faster, violet moved with its environment, and grey did not change. Only "
+    "Red is worse, green better, violet moved with its environment, and grey did not change. Only "
     "a change that is too clear for chance has a colour."
 )
 
@@ -242,8 +242,8 @@ def _by_commit(facts: SiteFacts, benchmarks: Sequence[Benchmark]) -> m.ReportSec
         m.name("benchmark", title),
         *(
             m.Column(
-                short_revision(revision)[:12],
-                partial(lambda at, revision: cells[at].get(revision), revision=revision),
+                "".join(short_revision(revision).partition("+")[:2])[:12],
+                partial(lambda at, revision: cells[at].get(revision, ""), revision=revision),
                 note=f"{revision[:80]} {moment(times[revision]).text}",
                 href=facts.links.forge(revision),
             )
@@ -273,7 +273,7 @@ def _commit_cells(
         href = facts.links.href("series", one.series.key)
         for revision in one.series.revisions:
             if revision in places:
-                found.setdefault(revision, m.Span("·", "", "measured, no change", href))
+                found.setdefault(revision, m.Span("•", "", "measured, no change", href))
     for one in reversed(own):
         href = facts.links.href("series", one.series.key)
         for shift in one.shifts:
