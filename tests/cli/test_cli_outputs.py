@@ -282,6 +282,25 @@ def test_a_file_of_a_folder_that_is_read_is_kept_even_by_force(
     assert rank.read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["write", "softmax"], "ratchet-write/softmax/kernel.cpp"),
+        (["write", "--from", "llama-tiny"], "ratchet-write/llama-tiny/report.html"),
+        (["repro", "0123abcd"], "ratchet-repro/0123abcd/issue.md"),
+    ],
+)
+def test_the_folder_of_a_call_that_names_none_is_checked_too(
+    words: list[str], file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = Path(file)
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(CONTENT)
+    line = mistake(capsys, *words)
+    assert f"--out {kept.parent} holds {kept.name}" in line and "--force" in line, line
+    assert kept.read_bytes() == CONTENT
+
+
 def test_two_outputs_are_not_one_file(capsys: pytest.CaptureFixture[str]) -> None:
     line = mistake(capsys, "watch", "--base", "x", "--markdown", "out", "--junit", "./out")
     assert "--junit out is another output's too" in line

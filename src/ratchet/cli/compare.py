@@ -181,6 +181,11 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, as_json: b
     raise typer.Exit(report.exit_code)
 
 
+def _repro_folder(identity: str) -> Path:
+    """Return where a finding's files go without `--out`."""
+    return Path("ratchet-repro") / Path(identity).name
+
+
 @app.command()
 def repro(
     identity: Annotated[
@@ -193,7 +198,11 @@ def repro(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            parser=OutFolder(names=("*",), signs=(FINDING,)),
+            parser=OutFolder(
+                names=("*",),
+                signs=(FINDING,),
+                default=lambda values: _repro_folder(values["identity"]),
+            ),
             help="Folder to write to. Default: ratchet-repro/ID.",
         ),
     ] = None,
@@ -206,7 +215,7 @@ def repro(
     """
     from ratchet.guard.repro import repro as write
 
-    made = write(identity, out or Path("ratchet-repro") / identity, ledger=ledger)
+    made = write(identity, out or _repro_folder(identity), ledger=ledger)
     if as_json:
         print_json(made)
         return

@@ -67,11 +67,12 @@ class Output:
 
     `signs` are patterns of which a file of Ratchet's own holds one, near its start or its end.
     `apart`: what is written is of the kind that is read, so that even a file of Ratchet's own in a
-    folder that is read is an input.
+    folder that is read is an input. `default` returns where a call writes whose option is left out.
     """
 
     signs: tuple[re.Pattern[bytes], ...] = ()
     apart: bool = False
+    default: Callable[[Values], Path | None] = lambda _: None
     __name__ = "path"  # typer shows it where an option has no metavar
 
     def __call__(self, text: str | Path) -> Path:
@@ -250,11 +251,13 @@ def check_outputs(
 
     `infos` describes the command's parameters; `words` are those after `--`.
     """
-    outputs = {
+    parsers = {
         name: info.parser.of(values)
         for name, info in infos.items()
-        if isinstance(info.parser, Output) and values.get(name) is not None
+        if isinstance(info.parser, Output)
     }
+    places = {name: values.get(name) or one.default(values) for name, one in parsers.items()}
+    outputs = {name: (path, parsers[name]) for name, path in places.items() if path is not None}
     read = [
         Read(path, _shown(name, infos[name]))
         for name, value in values.items()
@@ -268,12 +271,12 @@ def check_outputs(
     read += [Read(path, "after --") for word in words for path in _paths(_split(word))]
     read += [Read(path, "the ledger") for path in ledger]
     written: list[Read] = []
-    for name, output in outputs.items():
+    for name, (path, output) in outputs.items():
         option = _shown(name, infos[name])
-        if isinstance(output, OutFile) and any(_same(values[name], one.path) for one in written):
-            raise FileError(f"{option} {values[name]} is another output's too: {OTHER}")
-        output.check(values[name], option, read, force=force)
-        written.append(Read(values[name], option))
+        if isinstance(output, OutFile) and any(_same(path, one.path) for one in written):
+            raise FileError(f"{option} {path} is another output's too: {OTHER}")
+        output.check(path, option, read, force=force)
+        written.append(Read(path, option))
     return read
 
 

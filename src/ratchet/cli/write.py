@@ -26,7 +26,7 @@ from ratchet.cli.app import (
     seed_option,
     show,
 )
-from ratchet.cli.outputs import PAGE, OutFolder
+from ratchet.cli.outputs import PAGE, OutFolder, Values
 from ratchet.train.workloads.names import LoadOptions
 
 if TYPE_CHECKING:
@@ -42,6 +42,24 @@ PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
 BUDGET, WORKLOAD_BUDGET = "60s", "10m"
 MEASURED_S, MEASURED_SHARE = 60.0, 0.1
 """Time for measuring what regions take now, and its share of the budget at most."""
+
+
+def _folder_of(problem: str) -> Path:
+    """Return the folder of a problem's files, by its name."""
+    from ratchet.judge.problems.problem_file import problem_name
+    from ratchet.write.show import default_out
+
+    return default_out(problem_name(problem) or Path(problem).stem)
+
+
+def _default_folder(values: Values) -> Path | None:
+    """Return where a call without `--out` writes; None if it writes nothing."""
+    from ratchet.write.show import default_out
+
+    problem, workload = values["problem"], values["workload"]
+    if problem is not None:
+        return _folder_of(problem)
+    return default_out(workload) if workload and not values["listed"] else None
 
 
 @app.command()
@@ -123,6 +141,7 @@ def write(
             parser=OutFolder(
                 names=("kernel.*", "kernel-not-proven.*", "result.json", "report.html"),
                 signs=(PAGE,),
+                default=_default_folder,
             ),
             help="Folder for the kernel, result.json and report.html.",
             show_default=False,
@@ -196,11 +215,9 @@ def _write_one(
     as_json: bool,
     began: float,
 ) -> int:
-    from ratchet.judge.problems.problem_file import problem_name
-    from ratchet.write.show import default_out, write_files
+    from ratchet.write.show import write_files
 
-    name = problem_name(given) or Path(given).stem
-    folder = out or default_out(name)
+    folder = out or _folder_of(given)
     make_folder(folder, "--out")
 
     # numpy, the ledger and torch are imported from here on: mistakes in the call are answered.

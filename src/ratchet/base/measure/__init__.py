@@ -30,6 +30,8 @@ further from 1, is too wide to tell anything. `equivalent` needs an interval bet
 WIDEST: most of what Ratchet keeps wins 3 to 50 %, and floors on shared machines that work as they
 should reach 1.01 to 1.1, so a narrower width would refuse most answers there, and a wider one would
 call a gain of a tenth no difference."""
+WORTHLESS = 100.0
+"""An interval whose ends are so many times apart comes of two or three samples."""
 _WIDE = 2 * math.log(WIDEST) * (1 + 1e-9)
 
 
@@ -146,9 +148,9 @@ def noise_of(low: float, high: float, floor: Floor | None) -> str:
     An undecided answer says nothing about the arms then, and another sitting may decide.
     """
     width = math.log(high) - math.log(max(low, 1e-300))
-    shown = [f"interval {_span(low, high)}"] if width > _WIDE else []
+    shown = [f"interval {span(low, high)}"] if width > _WIDE else []
     if floor is not None and (shown or floor.high > WIDEST):
-        shown.append(f"A/A {_span(floor.low, floor.high)}")
+        shown.append(f"A/A {span(floor.low, floor.high)}")
     return f"the machine was too noisy ({', '.join(shown)})" if shown else ""
 
 
@@ -158,9 +160,12 @@ def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) ->
     if noise:
         return noise
     if floor is not None and floor.contains(ratio, ratio):
-        return f"the difference is within the noise (A/A {_span(floor.low, floor.high)})"
-    return f"the interval holds 1 ({_span(low, high)})"
+        return f"the difference is within the noise (A/A {span(floor.low, floor.high)})"
+    return f"the interval holds 1 ({span(low, high)})"
 
 
-def _span(low: float, high: float) -> str:
-    return f"{low:.2f} to {high:.2f}" if high < 1000 else f"{low:.2g} to {high:.2g}"
+def span(low: float, high: float) -> str:
+    """Return an interval of ratios in words; the ends of one that tells nothing are not shown."""
+    if high > WORTHLESS * max(low, 1e-300):
+        return "unknown, too few samples"
+    return f"{low:.2f} to {high:.2f}"

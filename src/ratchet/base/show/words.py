@@ -90,8 +90,10 @@ def show_ratio(ratio: float | None) -> str:
 
 
 def show_interval(low: float | None, high: float | None) -> str:
-    """Format the interval of a ratio."""
-    return ABSENT if low is None or high is None else f"{low:.2f} to {high:.2f}"
+    """Format the interval of a ratio; one whose ends are a hundred times apart tells nothing."""
+    if low is None or high is None or high > 100 * low:
+        return ABSENT
+    return f"{low:.2f} to {high:.2f}"
 
 
 def show_percent(share: float) -> str:

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 import msgspec
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.measure import Floor, Ratio
+from ratchet.base.measure import Floor, Ratio, span
 from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import aa_floor, compare, summarise
 from ratchet.judge.trial.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
@@ -109,7 +109,7 @@ def _changed(speedup: Speedups, change: Callable[[float], float]) -> Speedups:
 
 
 def _shown(ratio: Ratio) -> str:
-    return f"{ratio.ratio:.2f}x ({ratio.low:.2f} to {ratio.high:.2f}) against the reference"
+    return f"{ratio.ratio:.2f}x ({span(ratio.low, ratio.high)}) against the reference"
 
 
 def _too_short(timings: Sequence[CaseTiming]) -> str:
@@ -172,7 +172,7 @@ def _beside(rival: str, found: Ratio) -> str:
     name = "on one thread" if rival == ONE_THREAD else f"in one process ({rival})"
     return (
         f"beside the reference {name} it is {found.answer}: {found.ratio:.2f}x "
-        f"({found.low:.2f} to {found.high:.2f})"
+        f"({span(found.low, found.high)})"
     )
 
 
