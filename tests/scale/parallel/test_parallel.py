@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from own_recipes import kernels_of
 
-from ratchet.base.errors import RatchetError, RecipeError
+from ratchet.base.errors import RanksError, RatchetError, RecipeError
 from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
 from ratchet.scale.optimize import run
@@ -274,6 +274,49 @@ def test_levers_are_chosen_by_the_layout() -> None:
     check_rank_lever("compile")
     with pytest.raises(RatchetError, match="unknown lever 'faster': with --parallel use no-sync"):
         check_rank_lever("faster")
+
+
+def test_gloo_takes_no_reductions_that_start_each_other() -> None:
+    _, reasons = find_rank_levers(on("dp=2"))
+    assert "gloo aborts ranks" in reasons["powersgd"]
+    assert "powersgd" in names(find_rank_levers(on("dp=2", "cuda"))[0])
+
+
+SIX = -6
+LOG = f"""terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 3328 vs 512.
+  rank      : 1 (local_rank: 1)
+  exitcode  : {SIX} (pid: 7)  (SIGABRT)
+"""
+
+
+def test_a_rank_that_aborts_is_told_with_what_it_said(tmp_path: Path) -> None:
+    asked = RankRequest(workload="llama-tiny", options={}, layout="dp=2", arms={}, rounds=1)
+    said = str(launch._failure(asked, tmp_path, LOG))
+    assert said.startswith("dp=2: rank 1 ended by SIGABRT ([enforce fail at pair.cc:456]")
+    assert said.endswith("; run it again, or with fewer ranks")
+
+
+@pytest.mark.parametrize("deadly", [("bf16-reduction",), ("bf16-reduction", "small-buckets")])
+def test_a_lever_with_which_ranks_die_is_dropped_alone(
+    deadly: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levers = [one for one in LEVERS if one.name in ("bf16-reduction", "small-buckets")]
+
+    def screen(_: object, own: object, these: list[Lever], errors: dict[str, float]) -> object:
+        if any(one.name in deadly for one in these):
+            raise RanksError("rank 1 ended by SIGABRT")
+        errors |= {one.name: 0.0 for one in these}
+        return {one.name: turn.change_of(one, "kept", "") for one in these}
+
+    monkeypatch.setattr(turn, "_screen", screen)
+    if len(deadly) == 2:
+        with pytest.raises(RanksError, match="SIGABRT"):
+            turn._screened(None, None, levers, {})  # type: ignore[arg-type]
+        return
+    found = turn._screened(None, None, levers, {})  # type: ignore[arg-type]
+    assert [found[one.name].decision for one in levers] == ["dropped", "kept"]
+    assert "SIGABRT" in found["bf16-reduction"].reason
 
 
 def test_of_levers_of_one_field_the_first_counts() -> None:

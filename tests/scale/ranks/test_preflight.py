@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from forked_ranks import run_forked
 
-from ratchet.scale.ranks.preflight import Preflight, RankCheck, outliers, preflight
+from ratchet.scale.ranks.preflight import Preflight, RankCheck, _pairs, outliers, preflight
 
 ONE = RankCheck(
     rank=0, host="a", device="cpu", gemm_flops_per_s=1e11, copy_bytes_per_s=1e10,
@@ -34,9 +35,18 @@ def test_what_stands_out_is_named() -> None:
                                 versions={"torch": "2.12.0"})]  # fmt: skip
     said = outliers(slow, {"0-1": 1e9, "1-2": 1e9, "2-3": 2e8})
     assert said[0] == "rank 3 on b: matrix products at 50% of the ranks' median"
-    assert said[1] == "ranks 2 and 3: their link at 20% of the median"
+    assert said[1] == "ranks 2 and 3: their link at 20% of the fastest"
     assert said[2] == "rank 3 on b: its clock is -0.200 s off rank 0's"
     assert said[3] == "torch differs between ranks: 2.13.0 on 0, 1, 2; 2.12.0 on 3"
+
+
+@pytest.mark.parametrize("world", [3, 4, 8])
+def test_a_rank_behind_a_slow_link_is_named_and_no_other(world: int) -> None:
+    ranks = [replace(ONE, rank=rank) for rank in range(world)]
+    pairs = {f"{a}-{b}": 2e8 if world - 1 in (a, b) else 1e9 for a, b in _pairs(world)}
+    said = outliers(ranks, pairs)
+    assert [one.partition(":")[0] for one in said] == [f"rank {world - 1} on a"]
+    assert "no link above 20% of" in said[0]
 
 
 JOB = """

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from simulated_ranks import Job
 
+from ratchet.base.errors import RanksError
 from ratchet.cli import main
 from ratchet.scale.ranks.dumps import read_dumps
 from ratchet.scale.ranks.untangle import Untangled, untangle
@@ -161,6 +162,39 @@ Root Cause (first observed failure):
   exitcode  : -9 (pid: 4711)
   error_file: <N/A>
 """
+
+
+ATTEMPT = "E1129 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 27218) of binary: python\n"
+
+
+def test_a_restart_of_torchrun_is_told_and_blames_no_rank_of_the_next_attempt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = [call(number, "all_reduce", 8) for number in (1, 2)]
+    write(tmp_path, {"0": [0, 1]}, r0=calls, r1=calls)
+    (tmp_path / "job.log").write_text(ATTEMPT)
+    assert main(["debug", str(tmp_path)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "local rank 1 ended (exit code -9) and that torchrun started all ranks again" in said
+    # What ended the last attempt has such a line too, and a summary.
+    (tmp_path / "job.log").write_text(ATTEMPT.replace("rank: 1", "rank: 6") + TORCHRUN)
+    found = read(tmp_path)
+    assert found.found[0].ranks == (6,) and not any("again" in one for one in found.unseen)
+
+
+def test_gloo_that_aborts_on_unequal_sizes_is_explained(tmp_path: Path) -> None:
+    log = "[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 9000 vs 8000. Received\n"
+    (tmp_path / "job.log").write_text(log + TORCHRUN.replace("-9", "-6").replace(": 6 (", ": 0 ("))
+    calls = [call(1, "all_reduce", 8, GLOO)]
+    write(tmp_path, {"": [0, 1]}, r0=calls, r1=calls)
+    (first, *_) = read(tmp_path).found
+    assert "another rank sent 9000 bytes where it expected 8000" in first.said
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    write(empty, {"0": [0, 1]}, r0=[], r1=[])
+    (tmp_path / "job.log").rename(empty / "job.log")
+    with pytest.raises(RanksError, match=r"without a call.*job\.log says that rank 0 ended"):
+        read(empty)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from ratchet.train.workloads.parallel import parse_parallel
 LIMIT_S: Final = 3600.0
 ENDED: Final = re.compile(r"^\s*rank\s*:\s*(\d+).*?^\s*exitcode\s*:\s*(-?\d+)", re.DOTALL | re.M)
 """A rank in torchrun's own account; the root cause comes last."""
+ABORTED: Final = re.compile(r"^\s*what\(\):\s*(.+)$", re.MULTILINE)  # Of an exception in C++
 RAISED: Final = re.compile(r"^(?:\[rank\d+\]:\s*)?([\w.]*(?:Error|Exception): .*)$", re.MULTILINE)
 
 
@@ -92,10 +93,11 @@ def _failure(asked: RankRequest, folder: Path, said: str) -> RanksError | Worklo
     told = folder / f"error_{rank}.txt"
     if not killed and told.exists():
         return WorkloadError(told.read_text())
-    raised = [] if killed else RAISED.findall(said)
+    raised = (ABORTED if killed else RAISED).findall(said)
     how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     why = f" ({raised[0][:200]})" if raised else ""
-    remedy = "see whether one rank runs it" if raised else "run it again, or with fewer ranks"
+    is_own = raised and not killed
+    remedy = "see whether one rank runs it" if is_own else "run it again, or with fewer ranks"
     return RanksError(f"{asked.layout}: rank {rank} ended {how}{why}; {remedy}")
 
 

@@ -26,6 +26,13 @@ def _ddp(situation: Situation) -> str | None:
     return None if layout.is_ddp and layout.dp > 1 else f"{layout} is not plain DDP"
 
 
+def _factors(situation: Situation) -> str | None:
+    # A bucket's second reduction starts when its first ends, in another order on every rank. NCCL
+    # keeps the order of a stream; gloo takes one bucket's message for another's and aborts.
+    gloo = "gloo aborts ranks that start the reductions of several buckets in another order"
+    return _ddp(situation) or (gloo if situation.device_kind != "cuda" else None)
+
+
 def _fsdp(situation: Situation) -> str | None:
     layout = layout_of(situation)
     if layout.pp > 1:
@@ -88,7 +95,7 @@ LEVERS: Final = (
         ranks=True,
         field="reduction",
         value="powersgd",
-        applies=_ddp,
+        applies=_factors,
         changes_arithmetic=True,
     ),
     Lever(

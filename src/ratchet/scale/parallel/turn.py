@@ -347,15 +347,30 @@ def optimize_rank(turn: _Turn) -> OneProcess:
 def _screened(
     turn: _Turn, own: Candidate | None, levers: Sequence[Lever], errors: dict[str, float]
 ) -> dict[str, Change]:
-    """Screen the levers; without the recipe of one process if the ranks cannot run it."""
+    """Screen the levers; without the recipe of one process if the ranks cannot run it.
+
+    If ranks die, each lever has a launch of its own, and those with which they die are dropped.
+    Raises RanksError or WorkloadError if they die with every lever.
+    """
     try:
-        return _screen(turn, own, levers, errors)
+        return _one_a_field(levers, _screen(turn, own, levers, errors))
     except (RanksError, WorkloadError) as error:
-        if own is None:
+        if own is not None:
+            left = [one for one in levers if one.name != ONE_PROCESS.name]
+            change = change_of(levers[0], "dropped", str(error))
+            rest = _screened(turn, None, left, errors) if left else {}
+            return {ONE_PROCESS.name: change, **rest}
+        if len(levers) == 1:
             raise
-        left = [one for one in levers if one.name != ONE_PROCESS.name]
-        change = change_of(levers[0], "dropped", str(error))
-        return {ONE_PROCESS.name: change, **(_screen(turn, None, left, errors) if left else {})}
+        changes: dict[str, Change] = {}
+        for lever in levers:
+            try:
+                changes |= _screen(turn, None, [lever], errors)
+            except (RanksError, WorkloadError) as again:
+                changes[lever.name] = change_of(lever, "dropped", str(again))
+        if not errors:
+            raise error from None
+        return _one_a_field(levers, changes)
 
 
 def _screen(
@@ -380,6 +395,11 @@ def _screen(
         if not lever.changes_arithmetic and not error <= FP32_FLOOR:
             reason = f"its gradients differ by {error:.1e}, more than {FP32_FLOOR:g}"
         changes[lever.name] = change_of(lever, "dropped" if reason else "kept", reason, screening)
+    return changes
+
+
+def _one_a_field(levers: Sequence[Lever], changes: dict[str, Change]) -> dict[str, Change]:
+    """Drop all but the fastest of the levers that set the same."""
     taken: dict[str, str] = {}
     for lever in sorted(levers, key=lambda one: -(changes[one.name].ratio or 0.0)):
         change = changes[lever.name]

@@ -23,6 +23,7 @@ class EndedRank:
     said: str  # How: `exit code -9`, `Killed`, an exception
     time: str  # When, as the log writes it; empty if it does not
     path: Path
+    was_restarted: bool = False  # torchrun started all ranks again after it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +103,9 @@ SLURM_TASK: Final = re.compile(r"error: \S+: tasks? (?P<rank>[\d,-]+): (?P<said>
 RAISED: Final = re.compile(
     r"^\[rank(?P<rank>\d+)\]:\s*(?P<said>[A-Za-z_.]*(?:Error|Exception)\b.*)"
 )
+RESTARTED: Final = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) ")
+UNEQUAL: Final = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<due>\d+)")
+"""Gloo's message as it aborts a rank that gets more bytes than it asked for."""
 FOLLOWS: Final = re.compile(
     r"DistBackendError|DistNetworkError|timed? ?out|Terminated|[Cc]onnection (closed|reset)|SIGTERM"
     r"|Broken pipe|unbound_buffer|Application timeout caused pair closure"
@@ -118,12 +122,25 @@ def _ended(path: Path, text: str) -> tuple[EndedRank, ...]:
             found.append((int(task["rank"]), task["said"].strip(), ""))
         elif raised := RAISED.match(line):
             found.append((int(raised["rank"]), raised["said"].strip(), ""))
+    unequal = UNEQUAL.search(text)
     if first := FIRST_FAILURE.search(text):
         rank = int(first["rank"])
         said = next((said for one, said, _ in found if one == rank), "")
+        if unequal and first["code"] == "-6":
+            said = (
+                f"gloo aborted it as another rank sent {unequal['got']} bytes where it expected "
+                f"{unequal['due']}: ranks called one collective with unequal sizes"
+            )
         said = f"exit code {first['code']}" + (f", {said}" if said else "")
         found.insert(0, (rank, said, first["time"]))
     seen: dict[int, EndedRank] = {}
     for rank, said, time in found:
-        seen.setdefault(rank, EndedRank(rank=rank, said=said[:160], time=time, path=path))
-    return tuple(seen.values())
+        seen.setdefault(rank, EndedRank(rank=rank, said=said[:200], time=time, path=path))
+    # Each attempt has one such line; the last one's end is the root cause above.
+    ends = list(RESTARTED.finditer(text))
+    earlier = ends[:-1] if first else ends
+    return (*seen.values(), *(
+        EndedRank(rank=int(one["rank"]), said=f"exit code {one['code']}", time="", path=path,
+                  was_restarted=True)
+        for one in earlier
+    ))  # fmt: skip

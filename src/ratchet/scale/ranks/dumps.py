@@ -155,9 +155,13 @@ def read_dumps(paths: Sequence[Path]) -> Read:
             "that TORCH_FR_DUMP_TEMP_FILE names"
         )
     if not any(group.calls or dump.is_gloo for dump in dumps for group in dump.groups.values()):
+        logs = "".join(
+            f" ({one.path.name} says that rank {one.rank} ended: {one.said})"
+            for one in beside.ended[:1]
+        )
         raise RanksError(
-            f"{', '.join(map(str, paths))} holds dumps without a call, which say nothing: set "
-            "TORCH_FR_BUFFER_SIZE=2000 before the job starts, and dump again after it hung"
+            f"{', '.join(map(str, paths))} holds dumps without a call, which say nothing{logs}: "
+            "set TORCH_FR_BUFFER_SIZE=2000 before the job starts, and dump again after it hung"
         )
     dumps.sort(key=lambda dump: dump.rank)
     left = {dump.path for dump in _left_over(dumps)}

@@ -29,6 +29,8 @@ COPY_BYTES: Final = {"cpu": 64 << 20, "cuda": 1 << 30}
 MESSAGE_BYTES: Final = {"cpu": 8 << 20, "cuda": 128 << 20}
 REPEATS: Final = 5
 SLOW: Final = 0.85  # Share of the ranks' median below which a rank is named an outlier
+SLOW_OF_FEW: Final = 0.5
+"""The same of a link beside the fastest, where three are too few for a median to tell."""
 SKEW_S: Final = 0.01
 """Difference of clocks that is named: traces and logs of ranks are compared by their clocks."""
 
@@ -212,8 +214,10 @@ def _all_to_all(message: torch.Tensor, world: int, where: torch.device) -> float
 
 
 def _pairs(world: int) -> list[tuple[int, int]]:
-    """Return each rank with its neighbour, and with the rank half the world away."""
+    """Return each rank with its neighbours in the ring, and with the rank half the world away."""
     neighbours = [(one, one + 1) for one in range(world - 1)]
+    if world > 2:  # the ring closes, so every rank has two links or more
+        neighbours.append((0, world - 1))
     far = [(one, one + world // 2) for one in range(world // 2)]
     return sorted(set(neighbours) | set(far))
 
@@ -288,13 +292,7 @@ def outliers(checks: Sequence[RankCheck], pairs: dict[str, float]) -> list[str]:
             for one, value in zip(checks, values, strict=True)
             if middle > 0 and value < SLOW * middle
         ]
-    if len(pairs) > 2:
-        middle = statistics.median(pairs.values())
-        said += [
-            f"ranks {name.replace('-', ' and ')}: their link at {value / middle:.0%} of the median"
-            for name, value in pairs.items()
-            if value < SLOW * middle
-        ]
+    said += _slow_links(checks, pairs)
     said += [
         f"rank {one.rank} on {one.host}: its clock is {one.clock_skew_s:+.3f} s off rank 0's"
         for one in checks
@@ -307,6 +305,32 @@ def outliers(checks: Sequence[RankCheck], pairs: dict[str, float]) -> list[str]:
         if len(told) > 1:
             parts = (f"{value} on {', '.join(map(str, ranks))}" for value, ranks in told.items())
             said.append(f"{name} differs between ranks: {'; '.join(parts)}")
+    return said
+
+
+def _slow_links(checks: Sequence[RankCheck], pairs: dict[str, float]) -> list[str]:
+    """Return a sentence for each rank all of whose links are slow, and for each other slow link."""
+    is_few = len(pairs) < 4
+    usual = max(pairs.values(), default=0.0) if is_few else statistics.median_high(pairs.values())
+    share = SLOW_OF_FEW if is_few else SLOW
+    ends = {name: frozenset(map(int, name.split("-"))) for name in pairs}
+    slow = {name for name, value in pairs.items() if value < share * usual}
+    whole = [
+        one
+        for one in checks
+        if (own := {name for name in pairs if one.rank in ends[name]}) <= slow and len(own) > 1
+    ]
+    beside = "the fastest" if is_few else "the median"
+    said = []
+    for one in whole:
+        best = max(value for name, value in pairs.items() if one.rank in ends[name])
+        said.append(f"rank {one.rank} on {one.host}: no link above {best / usual:.0%} of {beside}")
+    named = {one.rank for one in whole}
+    said += [
+        f"ranks {name.replace('-', ' and ')}: their link at {pairs[name] / usual:.0%} of {beside}"
+        for name in pairs
+        if name in slow and not ends[name] & named
+    ]
     return said
 
 

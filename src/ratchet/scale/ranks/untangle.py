@@ -53,9 +53,19 @@ def untangle(read: Read) -> Untangled:
         missing_dumps=job.missing,
         calls=sum(len(group.calls) for dump in read.dumps for group in dump.groups.values()),
         found=tuple(told.found()),
-        unseen=tuple(_unseen(job)),
+        unseen=(*_restarts(read), *_unseen(job)),
         faults=read.faults,
     )
+
+
+def _restarts(read: Read) -> list[str]:
+    """Return what logs say of attempts before the one that the dumps are of."""
+    return [
+        f"{one.path.name} says that local rank {one.rank} ended ({one.said}) and that torchrun "
+        "started all ranks again: the dumps are of the attempt after it"
+        for one in read.beside.ended
+        if one.was_restarted
+    ]
 
 
 def _unseen(job: Job) -> list[str]:
@@ -254,13 +264,14 @@ class _Told:
         return ", ".join(said)
 
     def _ended(self, rank: int) -> list[EndedRank]:
-        return [one for one in self.read.beside.ended if one.rank == rank][:1]
+        ended = self.read.beside.ended
+        return [one for one in ended if one.rank == rank and not one.was_restarted][:1]
 
     def _ended_first(self, found: list[Disagreement]) -> list[Disagreement]:
         """Put what a log says ended first before what only follows from it."""
-        if not self.read.beside.ended:
+        first = next((one for one in self.read.beside.ended if not one.was_restarted), None)
+        if first is None:
             return found
-        first = self.read.beside.ended[0]
         about = [one for one in found if first.rank in one.ranks and one.kind != "unfinished"]
         if about:
             return [*about, *(one for one in found if one not in about)]
