@@ -28,8 +28,7 @@ PEAKS: Final = {
     "fp8": ("matrix_fp8",),
 }
 """The catalogue's peaks that bound a type."""
-MEASURED, CACHES = "measured.", ("l2_total", "infinity_cache")
-_MIB = 2**20
+MEASURED: Final = "measured."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +42,6 @@ class Rooflines:
     paper: Mapping[str, Roofline] = field(default_factory=dict)  # The maker's peaks
     products: Mapping[str, Mapping[Product, float]] = field(default_factory=dict)
     """By type, the FLOP/s that were published for products of these sizes."""
-    cache_bytes: float = 0  # Data that fit here are held against the paper's bandwidth
 
     def at(self, dtype: str, size_bytes: int, product: Product | None = None) -> Roofline | None:
         """Return the roofline of a call that touches so much; None if none is known.
@@ -56,8 +54,6 @@ class Rooflines:
         flops, speed = found.flops_per_s, found.bytes_per_s
         if self.rates is not None:
             speed = self.rates.bandwidth_bytes_per_s(size_bytes)
-        elif size_bytes <= self.cache_bytes and (paper := self.paper_at(dtype)) is not None:
-            speed = paper.bytes_per_s
         if product is not None and dtype in self.products:
             flops = _published(self.products[dtype], product) or flops
         return Roofline(flops_per_s=flops, bytes_per_s=speed)
@@ -137,7 +133,6 @@ def _published_of(entry: CatalogueDevice) -> Rooflines:
         sources=sources,
         paper=paper,
         products=products,
-        cache_bytes=sum(entry.number(one) or 0 for one in CACHES) * _MIB / entry.logical_devices,
     )
 
 

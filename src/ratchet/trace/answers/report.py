@@ -110,7 +110,7 @@ def report(
 ) -> Report:
     """Compute all answers of one trace.
 
-    `ceilings` are measured ones; by default, the catalogue's. `counted` is what
+    `ceilings` are by default those that are published of the trace's device. `counted` is what
     `counter_files.kernel_runs` found in the trace's file. `capture` is the trace in which the
     graphs that this one replays were captured, if it is another.
     """

@@ -243,7 +243,7 @@ CATEGORIES = Described(
     "categories",
     "Work by category",
     "",
-    (module("module", "module"), text("step"), *_BY_PHASE),
+    (_BY_PHASE[0], module("module", "module"), text("step"), *_BY_PHASE[1:]),
     note="Summed over streams: of the whole window, then of each step, then of each module with "
     "its callees. A category is that of the op, or else of its kernel.",
 )

@@ -154,6 +154,8 @@ def ceiling_words(rows: Iterable[RooflineRow]) -> str:
     said = f"FLOPs or bytes are known for {share:.1%} of the time, communication aside."
     if known := "; ".join(dict.fromkeys(row.ceiling for row in rows if row.least)):
         return f"Ceilings: {known}. {said}"
+    if not any(row.known for row in rows):
+        return "The trace has no shapes of ops: no FLOPs and no bytes are known."
     why = "; ".join(dict.fromkeys(row.ceiling for row in rows))
     return f"No ceilings: {why}. --device NAME, FILE or here gives them. {said}"
 
