@@ -12,7 +12,7 @@ import pytest
 from ratchet.base.errors import PlanError
 from ratchet.scale.plan import PlanRequest, planned
 from ratchet.scale.plan.cluster import parse_cluster
-from ratchet.scale.plan.commands import torchrun
+from ratchet.scale.plan.commands import slurm, torchrun
 from ratchet.scale.plan.layout import PRECISIONS, STACKS, Layout, columns
 from ratchet.scale.plan.search import PlanQuestion, evaluate, make_asked
 from ratchet.scale.plan.shape import Shape, find_shape
@@ -43,6 +43,13 @@ def test_devices_that_are_rented_now_are_planned(name: str) -> None:
 def test_a_rack_is_one_node(words: str, local: int, nodes: int) -> None:
     cluster = parse_cluster(words)
     assert (cluster.local, cluster.nodes) == (local, nodes)
+
+
+def test_a_rack_starts_on_machines_of_four() -> None:
+    asked = make_asked(find_shape("llama3-8b"), parse_cluster("gb200:64"), STACKS["torch"])
+    one = evaluate(asked, columns([Layout(dp=64, sharding="full")])).plan(asked, 0)
+    assert "--nnodes=16 --nproc-per-node=4 --rdzv-backend=c10d" in torchrun(asked, one)
+    assert "#SBATCH --nodes=16" in slurm(asked, one)
 
 
 @pytest.mark.parametrize("words", ["gb200:100", "gb200:80x2", "mi350x:16x2"])

@@ -8,7 +8,7 @@ from typing import Final
 from ratchet.base.show import model as m
 from ratchet.base.show.words import common_unit, show_bytes, show_rate, show_share
 from ratchet.scale.parallel.bench import ParallelBench
-from ratchet.scale.parallel.turn import ParallelTurn
+from ratchet.scale.parallel.turn import NO_TIME, ParallelTurn
 
 
 def parallel_bench_report(found: ParallelBench) -> m.ResultReport:
@@ -51,7 +51,11 @@ def parallel_turn_report(found: ParallelTurn) -> m.ResultReport:
             "by the slowest rank."
         )
     else:
-        headline = f"{title}: nothing was proven faster ({found.answer})."
+        why = found.answer
+        if found.speedup is None:  # no launch was timed
+            cut = [one for one in found.changes if one.reason == NO_TIME]
+            why = NO_TIME if cut else "no lever looked faster"
+        headline = f"{title}: nothing was proven faster ({why})."
     return m.ResultReport(
         title=title,
         heading=title,

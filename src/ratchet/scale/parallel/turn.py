@@ -62,6 +62,7 @@ from ratchet.train.workloads.workload import Workload
 
 SHARE: Final = 0.5  # Part of a turn's budget for the turn of one process
 WRITTEN, TUNED = "written", "tuned"
+NO_TIME: Final = "the budget ended before a proof"
 SCREEN_ROUNDS: Final = 10
 
 
@@ -236,7 +237,7 @@ def optimize_parallel(
     proof, exposed = _prove(turn, tuned) if kept else (None, None)
     speedup = proof.speedup(WRITTEN, TUNED) if proof is not None else None
     proven = speedup is not None and speedup.answer == "faster"
-    why = "the bundle was not proven faster" if speedup else "the budget ended before a proof"
+    why = "the bundle was not proven faster" if speedup else NO_TIME
     for name, change in changes.items():
         if change.decision == "kept":
             reason = failed.get(name, "proven with the others" if proven else why)

@@ -88,9 +88,20 @@ class PlannedCluster:
     """Share of a large product's rate that experts' products in one launch sustain, in the order
     of `PRECISIONS`."""
 
+    host: int = 0  # Devices of one machine where a node is a rack of several; 0: a node is one
+
     @property
     def world(self) -> int:
         return self.local * self.nodes
+
+    @property
+    def machine(self) -> int:
+        """Return the devices of one machine."""
+        return self.host if self.host and not self.local % self.host else self.local
+
+    @property
+    def machines(self) -> int:
+        return self.world // self.machine
 
 
 def parse_cluster(
@@ -194,6 +205,7 @@ def _cluster(
         network=Rate(per_s=network_bytes_per_s, source=network_source),
         units=int(device.number("compute_units") or device.number("sms") or 108),
         power_w=power_w,
+        host=int(device.number("host_devices") or 0),
         grouped=tuple(GROUPED_AMD[NARROW.get(one, one)] for one in PRECISIONS)
         if amd
         else (GROUPED,) * len(PRECISIONS),

@@ -142,10 +142,10 @@ def _torchrun(asked: PlanQuestion, plan: LayoutPlan, head: str) -> list[str]:
     cluster = asked.cluster
     rendezvous = (
         ["--standalone"]
-        if cluster.nodes == 1
+        if cluster.machines == 1
         else ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{PORT}"]
     )
-    nodes = [f"--nnodes={cluster.nodes}", f"--nproc-per-node={cluster.local}"]
+    nodes = [f"--nnodes={cluster.machines}", f"--nproc-per-node={cluster.machine}"]
     program = _torchtitan if asked.stack.name.startswith("torch") else _megatron
     return ["torchrun", *nodes, *rendezvous, *map(shlex.quote, program(asked, plan))]
 
@@ -157,9 +157,9 @@ def slurm(asked: PlanQuestion, plan: LayoutPlan) -> str:
         [
             "#!/usr/bin/env bash",
             f"#SBATCH --job-name={_slug(asked.shape.name)}",
-            f"#SBATCH --nodes={cluster.nodes}",
+            f"#SBATCH --nodes={cluster.machines}",
             "#SBATCH --ntasks-per-node=1",
-            f"#SBATCH --gpus-per-node={cluster.local}",
+            f"#SBATCH --gpus-per-node={cluster.machine}",
             "#SBATCH --exclusive",
             "set -euo pipefail",
             'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -186,8 +186,8 @@ spec:
     replicas: 1
     template:
       spec:
-        parallelism: {cluster.nodes}
-        completions: {cluster.nodes}
+        parallelism: {cluster.machines}
+        completions: {cluster.machines}
         backoffLimit: 0
         template:
           spec:
@@ -201,7 +201,7 @@ spec:
                 {torchrun(asked, plan, head=head)}
               resources:
                 limits:
-                  {resource}: {cluster.local}
+                  {resource}: {cluster.machine}
 """
 
 
