@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import html
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import made_traces as mt
 import pytest
 from site_crawler import PageLinks
 
@@ -16,8 +18,9 @@ from ratchet.base.measure.metrics import Readings
 from ratchet.base.show import model as m
 from ratchet.base.show.page import render_badge, render_in_notebook
 from ratchet.judge.verdict import Evidence, Verdict
-from ratchet.trace.answers.report import Report
-from ratchet.trace.compare import Diff
+from ratchet.trace.analysis import analyse
+from ratchet.trace.answers.report import Report, report
+from ratchet.trace.compare import Diff, diff
 from ratchet.trace.ranks import Ranks
 from ratchet.trace.read.columns import Trace
 from ratchet.train.turn.loop import Outcome
@@ -70,6 +73,16 @@ def test_a_comparison_draws_itself() -> None:
         readings=Readings(),
     )
     assert "undecided" in page_in(outcome._repr_html_())
+
+
+def test_traces_draw_themselves(tmp_path: Path) -> None:
+    work = [mt.module("Linear_0", 0, 20), mt.op("aten::addmm", 1, 5), mt.launch(2, 1, 1)]
+    trace = mt.made(tmp_path, [*work, mt.kernel("Cijk_gemm", 10, 8, 1)])
+    told = report(trace)
+    pages = [page_in(one._repr_html_()) for one in (trace, told)]
+    assert pages[0] == pages[1] and "aten::addmm" in pages[0]
+    found = diff(analyse(trace), analyse(trace))
+    assert "against" in page_in(found._repr_html_())
 
 
 @pytest.mark.parametrize("kind", [Outcome, Verdict, CompareOutcome, Report, Diff, Ranks, Trace])

@@ -14,10 +14,8 @@ from sqlalchemy import Row, Table, Text, cast, func, select
 
 from ratchet.base import Json
 from ratchet.base.ledger import Ledger, schema
-from ratchet.base.ledger.books import IncidentEvent, Observation, ObservationBook
 from ratchet.base.ledger.connect import explained, loads
 from ratchet.base.ledger.schema import Payload
-from ratchet.base.measure import Sample
 
 MOST_PAGES: Final = 1000  # Pages of a kind that a site has, for the newest rows
 BENCHES: Final = ("bench", "bench-parallel")
@@ -107,12 +105,6 @@ class SiteBook:
                 connection.execute(select(func.max(table.c.id))).scalar() or 0 for table in WATCHED
             )
 
-    def observations(self) -> list[Observation]:
-        return ObservationBook(self.ledger).observations()
-
-    def events(self) -> list[IncidentEvent]:
-        return ObservationBook(self.ledger).events()
-
     def described(self, table: Table, key: str) -> dict[str, Payload]:
         """Return what is known of each device or software, by its fingerprint."""
         found = {}
@@ -126,9 +118,6 @@ class SiteBook:
         query = select(cast(place.c.payload, Text)).where(place.c.id == id)
         with explained(self._engine.url), self._engine.connect() as connection:
             return _mapping(connection.execute(query).scalar())
-
-    def samples(self, turn: str) -> list[Sample]:
-        return self.ledger.measurements(turn)
 
     def verdicts(self) -> list[Judged]:
         """Return every verdict, the newest first."""

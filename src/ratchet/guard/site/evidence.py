@@ -17,9 +17,6 @@ from ratchet.base.measure.metrics import MetricAnswer, Readings
 from ratchet.base.show import figures
 from ratchet.base.show import model as m
 from ratchet.base.show.words import plain, show_interval, show_ratio, show_time
-from ratchet.guard.compare import comparison_report
-from ratchet.guard.numerics.comparison import numerics_report
-from ratchet.guard.numerics.find import NumericsResult
 from ratchet.guard.site.book import Judged, Named, Run, WrittenRecipe
 from ratchet.guard.site.facts import SiteFacts, left_out
 from ratchet.guard.site.links import clipped, moment
@@ -98,6 +95,8 @@ def run_page(facts: SiteFacts, run: Run) -> m.ResultReport:
 
 
 def _compared(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
+    from ratchet.guard.compare import comparison_report  # this imports torch, and few runs need it
+
     if "metrics" not in document:
         return ()
     names = {"exit_code", "allowed", "looks_taken", "spent_s", "budget_s", "needed_s", "launches"}
@@ -126,6 +125,9 @@ def _compared(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBl
 
 
 def _numerics(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
+    from ratchet.guard.numerics.comparison import numerics_report
+    from ratchet.guard.numerics.find import NumericsResult
+
     if "titles" not in document:
         return ()
     own = {name: value for name, value in document.items() if name != "exit_code"}
@@ -172,7 +174,7 @@ def speedup_tiles(speedups: Mapping[str, Json]) -> list[m.Tile]:
 def _samples(
     facts: SiteFacts, run: Run, styles: Mapping[str, tuple[str, str]], what: str
 ) -> m.ReportSection | None:
-    samples = facts.book.samples(run.key)
+    samples = facts.book.ledger.measurements(run.key)
     plot = figures.dots_plot(samples, styles, what=what)
     if plot is None or not plot.series:
         return None

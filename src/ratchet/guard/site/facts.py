@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Final
 
 from ratchet.base.ledger import Ledger, schema
-from ratchet.base.ledger.books import IncidentEvent
+from ratchet.base.ledger.books import IncidentEvent, ObservationBook
 from ratchet.base.ledger.schema import Payload
 from ratchet.base.show import model as m
 from ratchet.base.show.words import device_words, show_value
@@ -133,9 +133,9 @@ def read_facts(ledger: Ledger, commit_url: str) -> SiteFacts:
         LedgerError: the ledger fails.
     """
     book, faults = SiteBook(ledger), list[str]()
-    observations = book.observations()
+    observations = ObservationBook(ledger).observations()
     every = analyse(gather(observations, faults.append))
-    events = book.events()
+    events = ObservationBook(ledger).events()
     found, _ = followed(recorded(events), incidents(every), [one.series.key for one in every])
     shown = [one for one in found if not one.series or one.worst >= SHOWN]
     series = sorted((one.at_least(SHOWN) for one in every), key=urgency)
