@@ -279,3 +279,11 @@ def test_a_ledger_on_postgresql_makes_the_same_pages(
             {name for name in crawled(one)[0] if "run-" not in name} for one in (ledger, other)
         ]
     assert pages[0] == pages[1]
+
+
+def test_a_long_series_is_also_drawn_whole(ledger: Ledger) -> None:
+    ObservationBook(ledger).record(rows(noisy(0, at=350, factor=1.2, count=400)))
+    pages, _ = crawled(ledger)
+    (series,) = (page for name, page in pages.items() if name.startswith("series-"))
+    assert 'class="plot points dense"' in series and 'style="--count: 400"' in series
+    assert "300 of 400 results are shown" in series

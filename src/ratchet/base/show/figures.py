@@ -76,7 +76,7 @@ class Scale:
 
 _HOUR, _DAY = 3600, 86_400
 _SPANS = (60, 600, _HOUR, 6 * _HOUR, _DAY, 2 * _DAY, 7 * _DAY, 14 * _DAY)
-_MONTHS = (1, 3, 6, 12, 24, 60, 120)
+_MONTHS = (1, 3, 6, 12, 24, 60, 120, 240, 600)
 
 
 def time_ticks(scale: Scale, count: int = 5) -> tuple[Tick, ...]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import median
 from typing import Final
 
-from ratchet.base.show.figures import Plot, PlotPoint, Scale, Tick, points_plot, time_ticks
+from ratchet.base.show.figures import Plot, PlotPoint, Scale, Series, Tick, points_plot, time_ticks
 from ratchet.base.show.words import show_change, show_value
 from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
 
 MOST_POINTS: Final = 1500  # Limit of one series on a page; a longer one keeps its newest
 LABELS: Final = 5
+PER_LABEL: Final = 60  # Results for each label of a plot that is wider than the page
 CROWDED: Final = 0.1
 """Smallest ratio of a usual distance between results to their mean one, for an axis of dates."""
 Names = Mapping[tuple[str, int], str]
@@ -59,10 +60,15 @@ def axis_of(series: HistorySeries, first: int = 0) -> ResultsAxis:
         width = Scale(low=known[0] - room, high=known[-1] + room)
         title = f"date of the commit (UTC), {_day(known[0])} to {_day(known[-1])}"
         return ResultsAxis(
-            places=known, first=first, width=width, ticks=time_ticks(width), title=title
+            places=known,
+            first=first,
+            width=width,
+            ticks=time_ticks(width, max(LABELS, count // PER_LABEL)),
+            title=title,
         )
     width = Scale(low=-0.5, high=count - 0.5)
-    labelled = dict.fromkeys(round(one * (count - 1) / (LABELS - 1)) for one in range(LABELS))
+    labels = max(LABELS, count // PER_LABEL)
+    labelled = dict.fromkeys(round(one * (count - 1) / (labels - 1)) for one in range(labels))
     names = {at: _label(series, first + at, known[at] if dated else None) for at in labelled}
     if len(set(names.values())) < len(names):  # one date for several results says nothing
         names = {at: _label(series, first + at, None) for at in labelled}
@@ -96,6 +102,14 @@ def series_plot(one: AnalysedSeries, names: Names) -> Plot:
         width=axis.width,
         x_ticks=axis.ticks,
     )
+
+
+def whole_plot(plot: Plot) -> Plot:
+    """Return a plot that is wider than a page, squeezed into its width."""
+    *_, level, points = plot.series
+    dense = Series(key="point", title="", path="".join(path for path, _ in points.titled))
+    every = -(-len(plot.x_ticks) // LABELS)
+    return replace(plot, series=(dense, level), x_ticks=plot.x_ticks[::every], count=0)
 
 
 def _point(series: HistorySeries, at: int, axis: ResultsAxis) -> PlotPoint:
@@ -143,12 +157,14 @@ def short_revision(revision: str) -> str:
 
 
 def _moment(time: str) -> float | None:
-    """Return a time in Unix seconds; None if the ledger holds none, or no time."""
+    """Return a time in Unix seconds; None if the ledger holds none, or none of our time."""
     try:
         found = datetime.fromisoformat(time)
-        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError, OSError):
+    except ValueError:
         return None
+    if not 1970 <= found.year < 2200:
+        return None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _day(moment: float) -> str:

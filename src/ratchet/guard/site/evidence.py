@@ -29,7 +29,14 @@ from ratchet.judge.verdict import Verdict
 
 MOST_ROWS: Final = 200
 MOST_SOURCE: Final = 200_000  # Letters of a kernel's source on its page
-DAMAGED: Final = (RatchetError, msgspec.MsgspecError, LookupError, TypeError, ValueError)
+DAMAGED: Final = (
+    RatchetError,
+    msgspec.MsgspecError,
+    LookupError,
+    TypeError,
+    ValueError,
+    OverflowError,
+)
 """Errors of a row that another version wrote, or that somebody damaged."""
 AGAINST: Final = {
     "vs_written": "against the step as written",

@@ -9,12 +9,13 @@ from ratchet.base.show import model as m
 from ratchet.base.show.words import show_value
 from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
 from ratchet.guard.history.incidents import Incident, RegressedSeries
-from ratchet.guard.history.plot import MOST_POINTS, series_plot, shift_words
+from ratchet.guard.history.plot import MOST_POINTS, series_plot, shift_words, whole_plot
 from ratchet.guard.history.show import LEGEND, among_words, tone_of
 from ratchet.guard.site.facts import SiteFacts, left_out
 from ratchet.guard.site.links import clipped, moment
 
 MOST_RESULTS: Final = 300  # Rows of a series' table
+MOST_AT_ONCE: Final = 300  # Results that one look takes in: more are also drawn squeezed
 MOST_KEYS: Final = 300  # Series in an incident's table
 
 
@@ -23,7 +24,11 @@ def series_page(facts: SiteFacts, one: AnalysedSeries) -> m.ResultReport:
     series, count = one.series, len(one.series.values)
     levels = [level for *_, level in one.levels()]
     plots = left_out("results", min(count, MOST_POINTS), count, "; they are the newest")
-    drawn = m.Figure("plot", series_plot(one, facts.names), series.key[:200], "points")
+    label = clipped(series.key).text
+    plot = series_plot(one, facts.names) if count else None
+    drawn = m.Figure("plot", plot, label, "points")
+    wide = plot is not None and count > MOST_AT_ONCE
+    whole = m.Figure("plot", whole_plot(plot), label, "points dense") if plot and wide else None
     return m.ResultReport(
         title=clipped(f"{series.benchmark} {series.metric}").text,
         heading="series",
@@ -40,7 +45,7 @@ def series_page(facts: SiteFacts, one: AnalysedSeries) -> m.ResultReport:
             )
         ),
         sections=m.blocks(
-            m.section("Results", m.Figure("legend", LEGEND), drawn, plots) if count else None,
+            m.section("Results", m.Figure("legend", LEGEND), whole, drawn, plots) if plot else None,
             _changes(facts, one),
             _results(facts, series),
         ),
