@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Mapping, Sequence
 
 from ratchet.amd.emulator.hip_build import compiled_machine
@@ -75,6 +76,24 @@ FRAMES = {"gfx90a": MI200, "gfx1100": RDNA, "gfx1201": RDNA4}
 """What other targets have in place of the frame's lines."""
 
 
+WAITS = {"gfx1201": "s_wait_idle", "gfx1100": "s_waitcnt 0\ns_waitcnt_vscnt null, 0"}
+ACCESS = re.compile(
+    r"^\s*(?:ds_|(?:global|buffer|flat|scratch)_(?:load|store|atomic)_|s_(?:buffer_)?load_)"
+)
+
+
+def with_waits(body: str, target: str) -> str:
+    """The lines with a wait for everything after each access to memory, if they have no wait."""
+    if re.search(r"\bs_wait(?:cnt|_(?!alu))", body):
+        return body
+    lines: list[str] = []
+    for line in body.splitlines():
+        lines.append(line)
+        if ACCESS.match(line):
+            lines.append(WAITS.get(target, "s_waitcnt 0"))
+    return "\n".join(lines)
+
+
 @functools.cache
 def emulator(target: str) -> Emulator:
     return Emulator(compiled_machine(target))
@@ -88,8 +107,13 @@ def text_of(
     scratch: int = 0,
     threads: int = 64,
     beside: str = "",
+    waits: bool = True,
 ) -> str:
-    """The assembly of a kernel; `beside` are functions and data."""
+    """The assembly of a kernel; `beside` are functions and data.
+
+    With `waits`, lines that wait for nothing get a wait after each access.
+    """
+    body = with_waits(body, target) if waits else body
     lines = "\n".join(
         f"\t{line.strip()}" if line.strip()[-1:] != ":" else line.strip()
         for line in body.strip().splitlines()

@@ -148,3 +148,54 @@ def test_the_word_around_a_tensors_last_half_may_be_accessed() -> None:
 def test_the_word_after_it_may_not_nor_by_other_loads(atomic: str) -> None:
     with pytest.raises(KernelError, match="past the end of a tensor"):
         changed(atomic)
+
+
+FAR = """s_mov_b32 s20, 0
+.LBB0_1:
+s_add_i32 s20, s20, 1
+s_cmp_lt_i32 s20, 3
+s_cbranch_scc0 .LBB0_3
+s_getpc_b64 s[8:9]
+.Lpost_getpc0:
+s_add_u32 s8, s8, (.LBB0_1-.Lpost_getpc0)&4294967295
+s_addc_u32 s9, s9, (.LBB0_1-.Lpost_getpc0)>>32
+s_setpc_b64 s[8:9]
+.LBB0_3:
+s_getpc_b64 s[8:9]
+.Lpost_getpc1:
+s_add_u32 s8, s8, (.LBB0_4-.Lpost_getpc1)&4294967295
+s_addc_u32 s9, s9, (.LBB0_4-.Lpost_getpc1)>>32
+s_setpc_b64 s[8:9]
+v_mov_b32_e32 v4, 9
+.LBB0_4:
+v_mov_b32_e32 v5, s20"""
+"""A branch back, twice, and one over a line, as LLVM writes those that are too far for 16 bits."""
+ADDS = {
+    "s_add_u32 ": "s_add_co_u32 ",
+    "s_addc_u32 ": "s_add_co_ci_u32 ",
+    "s_add_i32 ": "s_add_co_i32 ",
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("reads_a_table", [False, True])
+def test_a_branch_that_is_too_far_for_16_bits(target: str, reads_a_table: bool) -> None:
+    body, beside = FAR, ""
+    if target == "gfx1201":
+        for name, new in ADDS.items():
+            body = body.replace(name, new)
+    if reads_a_table:  # then the counter's other use stands beside it
+        load = on(target, "s_load_dword s10, s[8:9], 0x0")
+        wait = "s_wait_kmcnt 0x0" if target == "gfx1201" else "s_waitcnt lgkmcnt(0)"
+        body += f"\n{found_at('table', 4, target=target)}\n{load}\n{wait}\nv_mov_b32_e32 v4, s10"
+        beside = BESIDE[BESIDE.index("\t.type\ttable") :]
+    lanes = 64 if target.startswith("gfx9") else 32
+    skipped, rounds, _ = run(body, target=target, threads=lanes, beside=beside)
+    assert rounds == [3] * lanes
+    assert skipped == [7 if reads_a_table else 0] * lanes
+
+
+def test_a_counter_without_a_label_is_refused() -> None:
+    body = "s_getpc_b64 s[8:9]\ns_add_u32 s8, s8, 16\ns_addc_u32 s9, s9, 0\ns_setpc_b64 s[8:9]"
+    with pytest.raises(KernelError, match="the instruction s_getpc_b64 is not emulated"):
+        run(body)

@@ -230,7 +230,8 @@ def test_lds_keeps_what_other_lanes_wrote() -> None:
     s_waitcnt lgkmcnt(0)
     s_barrier
     ds_read_b32 v4, v0
-    ds_read_u16 v5, v0 offset:4"""
+    ds_read_u16 v5, v0 offset:4
+    s_waitcnt lgkmcnt(0)"""
     found, other, _ = run(body, LANES)
     assert found == LANES[::-1]
     assert other[:63] == LANES[::-1][1:]
@@ -241,7 +242,8 @@ def test_waves_of_a_workgroup_meet_at_a_barrier() -> None:
     ds_write_b32 v6, v1
     s_waitcnt lgkmcnt(0)
     s_barrier
-    ds_read_b32 v4, v0"""
+    ds_read_b32 v4, v0
+    s_waitcnt lgkmcnt(0)"""
     found, _, _ = run(body, list(range(128)), threads=128)
     assert found == [*range(64, 128), *range(64)]
 

@@ -186,7 +186,8 @@ def test_the_waves_of_32_lanes_meet_at_a_barrier() -> None:
     ds_store_b32 v6, v1
     s_waitcnt lgkmcnt(0)
     s_barrier
-    ds_load_b32 v4, v0"""
+    ds_load_b32 v4, v0
+    s_waitcnt lgkmcnt(0)"""
     found, _, _ = run(body, list(range(1024)), threads=1024, lds=4096, target="gfx1100")
     assert found == [lane ^ 32 for lane in range(1024)]
 

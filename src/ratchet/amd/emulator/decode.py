@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile.assembly import LABEL, metadata
-from ratchet.amd.emulator import forms, source
+from ratchet.amd.emulator import forms, source, waits
 from ratchet.amd.emulator.operands import (
     DPP,
     DROPPED,
@@ -64,8 +64,12 @@ CLAMPED: Final = (
 """Integer operations whose clamped form is in the table under a name that ends in `clamp`."""
 FUNCTION: Final = re.compile(r"^\s+\.type\s+(\S+),@function", re.MULTILINE)
 CALL: Final = "s_swappc_b64"
-CODE: Final = 0xC0DE << 32
+CODE: Final = 0x40DE << 32
 """Where the addresses of functions begin, as in machine.hpp: of 4 bytes for each record."""
+COUNTER: Final = "s_getpc_b64"
+DISTANCE: Final = re.compile(r"\((\.L[\w$]+)-(\.L[\w$]+)\)(&4294967295|>>32)")
+"""Half of the distance between two labels: a branch that is too far for 16 bits adds it to the
+program counter at the second one (LLVM's `insertIndirectBranch`)."""
 DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
 
@@ -86,6 +90,7 @@ class DecodedKernel:
     target: str
     lanes: int  # lanes of a wave
     code: bytes
+    touched: bytes  # a bit for each register that a record reads, or writes without delay
     mnemonics: tuple[str, ...]  # the name of each record, for counts
     texts: tuple[str, ...]  # the text of each record, as the compiler wrote it
     places: tuple[str, ...]  # the source line of each record, as `file:line`; "" if unknown
@@ -125,7 +130,7 @@ def decode(text: str) -> DecodedKernel:
     lanes = ARCHITECTURES[target].wavefront_size
     name, arguments, told = _metadata(text, lanes)
     lines, labels = _lines(text, name, lanes)
-    records = []
+    records, touched = [], []
     used, signalled = 0, False
     numbered: dict[str, int] = {}
     for line in lines:
@@ -134,6 +139,7 @@ def decode(text: str) -> DecodedKernel:
         except KernelError as error:
             shown = f"{line.mnemonic} {line.rest}".strip()
             raise KernelError(f"{error} (in `{shown[:120]}`)") from error
+        touched.append(waits.registers(record, line.name, line.rest))
         number = source.numbers()[record.operation]
         records.append(record.packed(number, numbered.setdefault(line.place, len(numbered))))
         signalled = line.name == "s_barrier_signal" or signalled
@@ -152,6 +158,7 @@ def decode(text: str) -> DecodedKernel:
         target=target,
         lanes=lanes,
         code=b"".join(records),
+        touched=b"".join(touched),
         mnemonics=tuple(line.mnemonic for line in lines),
         texts=tuple(f"{line.mnemonic} {line.rest}".strip() for line in lines),
         places=tuple(line.place for line in lines),
@@ -178,7 +185,29 @@ def _lines(text: str, kernel: str, lanes: int) -> tuple[list[_AssemblyLine], dic
         _function(text, name, lanes, found, labels)
     if not found:
         raise KernelError(f"the assembly has no instructions of the kernel {kernel!r:.80}")
+    if COUNTER in text:
+        _place_far_branches(found, labels)
     return found, labels
+
+
+def _place_far_branches(found: list[_AssemblyLine], labels: Mapping[str, int]) -> None:
+    """Put addresses in place of the program counter, and numbers in place of labels' distances.
+
+    A counter stays, and is refused, where no label behind it says what is added to it.
+    """
+    counted: set[int] = set()
+    for at, line in enumerate(found):
+        for one in DISTANCE.finditer(line.rest):
+            if one[1] in labels and one[2] in labels:
+                distance = 4 * (labels[one[1]] - labels[one[2]])
+                half = (distance if one[3].startswith("&") else distance >> 32) & 0xFFFFFFFF
+                found[at] = replace(line, rest=line.rest.replace(one[0], hex(half)))
+                counted.add(labels[one[2]])
+    for at, line in enumerate(found):
+        if line.name == COUNTER and at + 1 in counted:
+            found[at] = replace(
+                line, name="s_mov_b64", rest=f"{line.rest}, {hex(CODE + 4 * (at + 1))}"
+            )
 
 
 def called_functions(text: str) -> dict[str, int]:
@@ -226,6 +255,8 @@ def _function(
 
 def _record(line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: int) -> Record:
     name = line.name
+    if (counted := waits.wait(name, line.rest, target)) is not None:
+        return counted
     if name in NOTHING or (name == "s_sendmsg" and "DEALLOC_VGPRS" in line.rest):
         return Record("sleep" if name == "s_sleep" else "nothing")
     if BRANCH.match(name) and name in source.numbers():

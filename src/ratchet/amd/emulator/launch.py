@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ratchet.amd.architectures import ARCHITECTURES
+from ratchet.amd.emulator import waits
 from ratchet.amd.emulator.decode import DecodedKernel, KernelArgument
 from ratchet.base.errors import KernelError
 
@@ -124,10 +125,12 @@ class _MachineLaunch(ctypes.Structure):
         ("lds_unit", ctypes.c_uint32),
         ("backwards", ctypes.c_uint32),
         ("races_pass", ctypes.c_uint32),
+        ("apart", ctypes.c_uint32),
         ("other", ctypes.c_uint64),
         ("sides", ctypes.c_uint32 * 2),
         ("lines_at", ctypes.POINTER(ctypes.c_uint64)),
         ("conflicts_at", ctypes.POINTER(ctypes.c_uint64)),
+        ("touched", ctypes.c_char_p),
         ("cycles", ctypes.POINTER(ctypes.c_uint32)),
         ("runs", ctypes.c_void_p),
         ("run_room", ctypes.c_uint32),
@@ -221,9 +224,11 @@ class Emulator:
             lds_unit=kernel.lds_unit,
             backwards=backwards,
             races_pass=races_pass,
+            apart=user.get("workgroup_processor_mode", 0),
             sides=across,
             lines_at=lines_at,
             conflicts_at=conflicts_at,
+            touched=kernel.touched,
             cycles=self._cycles_of(kernel),
             runs=ctypes.addressof(runs),
             run_room=room,
@@ -360,7 +365,11 @@ def source_line(place: str, file: str) -> str:
 
 def _fault(kernel: DecodedKernel, message: str, where: int, other: int) -> str:
     """Return the error at record `where`; `other` is 1 plus the access that it races with, or 0."""
-    rest = f", there{_place(kernel, other - 1)}" if other else ""
+    rest = ""
+    if other:
+        if message.endswith(("waiting for it", "waited for")):
+            message += f" ({waits.counter(kernel.mnemonics[other - 1], kernel.target)})"
+        rest = f", there{_place(kernel, other - 1)}"
     return f"in the kernel {kernel.name}{_place(kernel, where)}: {message}{rest}"
 
 

@@ -113,6 +113,8 @@ COMMON: Final = re.compile(r"^\s+\.comm\s+([\w.$]+),\s*(\d+)", re.MULTILINE)
 OBJECT: Final = re.compile(r"^\s+\.type\s+([\w.$]+),@object", re.MULTILINE)
 REFERENCE: Final = re.compile(r"([A-Za-z_.$][\w.$]*)@(rel32|gotpcrel32)@(lo|hi)([+-]\d+)")
 COUNTER: Final = re.compile(r"^(\s+)s_getpc_b64 (s\[\d+:\d+\])", re.MULTILINE)
+AFTER_COUNTER: Final = re.compile(r"^\.L\w*getpc\w*:")
+"""The label behind a counter that a far branch adds to; `decode` knows that one."""
 INSTRUCTION: Final = re.compile(r"^\s+[a-z]")
 WORD: Final = 4  # bytes of an instruction, and of its literal
 WIDTHS: Final = {"byte": 1, "short": 2, "long": 4, "quad": 8}
@@ -238,8 +240,9 @@ def linked(text: str, variables: PlacedVariables) -> str:
 
     lines = []
     since = 0  # bytes from the counter's value to the line
-    for line in text.splitlines():
-        if COUNTER.match(line):
+    given = text.splitlines()
+    for line, after in zip(given, [*given[1:], ""], strict=True):
+        if COUNTER.match(line) and not AFTER_COUNTER.match(after):
             line, since = COUNTER.sub(r"\1s_mov_b64 \2, 0", line), 0
         elif INSTRUCTION.match(line):
             line, has_literal = REFERENCE.subn(placed, line)

@@ -3,7 +3,7 @@
 constexpr int EXEC = 126, VCC = 106, M0 = 124, TTMP7 = 115, TTMP8 = 116, TTMP9 = 117;
 constexpr u32 POISON = 0xFFF7BAD5;  // NaN as f32, f64 and bf16, and no address
 constexpr u32 SCRATCH_BUFFER = 0x5C7A7C40;
-constexpr u64 CODE = 0xC0DEull << 32;  // where the addresses of functions begin: 4 bytes for each record
+constexpr u64 CODE = 0x40DEull << 32;  // where the addresses of functions begin: 4 bytes for each record
 constexpr u64 ALL = ~0ull >> (64 - LANES);
 
 enum Kind : u8 { NONE, VECTOR, SCALAR, CONSTANT, BIT };
@@ -21,8 +21,9 @@ struct Launch {
     u32 kernarg_sgpr, preload_sgprs, preload_offset, group_sgpr, group_ids, group_in_trap_registers, registers;
     u64 *counts, *lanes; u64 conflicts, lines64, lines128, bytes, stored;
     u64 touched64, lds_bytes_moved; u64* const* seen;  // per range, one bit for each 64 bytes
-    u32 lds_unit, backwards, races_pass; u64 other; u32 sides[2];
+    u32 lds_unit, backwards, races_pass, apart; u64 other; u32 sides[2];  // `apart`: its waves may have several L0 caches
     u64 *lines_at, *conflicts_at;  // by instruction
+    const u64* touched;  // by instruction, a bit for each register that it reads, or writes at once
     const u32* cycles; Run* runs; u32 run_room; u32* run_counts;  // of the first workgroup: room and number of each wave's runs
 };
 struct Fault { char text[200]; };
@@ -30,11 +31,13 @@ template <class... T> [[noreturn]] void fail(const char* form, T... given) {
     Fault f; snprintf(f.text, sizeof f.text, form, given...); throw f;
 }
 
-// Who touched a unit of LDS since the last barrier: bit n stands for wave n
-struct Touched { u32 epoch; u32 wrote, read; u32 writer, reader; };
+// Who touched a unit of LDS since the last barrier, or before it without a wait (`late`): bit n stands for wave n
+struct Touched { u32 epoch; u32 wrote, read, late; u32 writer, reader; };
+struct Late { u32 wave; Flight flight; };
 struct Machine {
     Launch& launch; std::vector<u8> lds; const Range* last = nullptr;
     u32 epoch = 0, wave = 0, unit; bool alone, first = true; u64 pc = 0; std::vector<Touched> touched;
+    std::vector<Late> late, stores;  // in flight as their wave came to the barrier; stores that were at the last one
     explicit Machine(Launch& l)
         : launch(l), lds(l.lds_bytes), unit(l.lds_unit), alone(l.threads <= LANES || l.races_pass), touched(alone ? 0 : l.lds_bytes / unit + 1) {}
 
@@ -91,13 +94,34 @@ struct Machine {
         if (count < launch.run_room) runs[count++] = {epoch, u32(in.line), launch.cycles[pc]};
     }
     // Waves meet at barriers only. Between two of them, what one wave writes no other may read or change.
-    [[noreturn]] void race(u64 at, const char* did, const char* had, u32 waves, u32 place) {
-        launch.other = u64(place) + 1;
-        fail("a race in LDS: wave %u %s at %llu what wave %d %s since the last barrier", wave, did, (unsigned long long)at, __builtin_ctz(waves), had);
+    [[noreturn]] void race(u64 at, const char* did, const char* had, u32 waves, u32 place, u32 in_flight) {
+        launch.other = u64(place) + 1; const int other = __builtin_ctz(waves);
+        fail("a race in LDS: wave %u %s at %llu what wave %d %s %s", wave, did, (unsigned long long)at, other, had, in_flight >> other & 1 ? "before the last barrier without waiting for it" : "since the last barrier");
+    }
+    // What a wave has not waited for as it comes to a barrier goes on behind it.
+    void leave(Flights& flights) {
+        if (alone) return;
+        for (u32 q = 0; q < QUEUES; q++) for (u32 i = 0; i < flights.count[q]; i++) if (flights.of(q, i).touched) late.push_back({wave, flights.of(q, i)});
+    }
+    void pass_barrier() {
+        epoch++; stores.clear();
+        for (const Late& one : late) {
+            const Flight& f = one.flight; const u32 him = 1u << one.wave;
+            if (f.queue == STORES) { stores.push_back(one); continue; }
+            for (int part = 0; part <= (f.gap != 0); part++) for (u64 left = f.touched; left; left &= left - 1) {
+                const u64 first = f.at[__builtin_ctzll(left)] + u64(part * f.gap);
+                for (u64 at = first; at < first + f.size; at += unit) {
+                    Touched& t = since_barrier(at);
+                    if (f.writes) t.wrote |= him, t.writer = f.pc; else t.read |= him, t.reader = f.pc;
+                    t.late |= him;
+                }
+            }
+        }
+        late.clear();
     }
     Touched& since_barrier(u64 address) {
         Touched& t = touched[address / unit];
-        if (t.epoch != epoch) t = {epoch, 0, 0, 0, 0};
+        if (t.epoch != epoch) t = {epoch, 0, 0, 0, 0, 0};
         return t;
     }
     void read_shared(u64 address, void* to, u32 size) {
@@ -106,34 +130,37 @@ struct Machine {
         const u32 me = 1u << wave;
         for (u64 at = address; at < address + size; at += unit) {
             Touched& t = since_barrier(at);
-            if (t.wrote && !(t.wrote & me)) race(at, "reads", "wrote", t.wrote, t.writer);
+            if (t.wrote && !(t.wrote & me)) race(at, "reads", "wrote", t.wrote, t.writer, t.late);
             t.read |= me; t.reader = u32(pc);
         }
     }
     // What an instruction's lanes write. The same value written again is no change: waves that hold copies of a value may
     // all store it. What lies there after the last lane counts, as copies in a wave's lanes may differ in their last bits.
-    void write_lanes(const u64* at, u64 mask, const u32 (*x)[4], u32 size) {
-        u8 old[LANES][16];
+    // Returns the lanes whose writes count.
+    u64 write_lanes(const u64* at, u64 mask, const u32 (*x)[4], u32 size) {
+        u8 old[LANES][16]; u64 changed = 0;
         if (!alone) for (u64 left = mask; left; left &= left - 1) { const int l = __builtin_ctzll(left); memcpy(old[l], shared(at[l], size), size); }
         for (u64 left = mask; left; left &= left - 1) { const int l = __builtin_ctzll(left); memcpy(shared(at[l], size), x[l], size); }
-        if (!alone) for (u64 left = mask; left; left &= left - 1) { const int l = __builtin_ctzll(left); note_write(at[l], old[l], size); }
+        if (!alone) for (u64 left = mask; left; left &= left - 1) { const int l = __builtin_ctzll(left); changed |= u64(note_write(at[l], old[l], size)) << l; }
+        return changed;
     }
-    void note_write(u64 address, const u8* old, u32 size) {
-        const u8* now = lds.data() + address; const u32 me = 1u << wave;
+    bool note_write(u64 address, const u8* old, u32 size) {
+        const u8* now = lds.data() + address; const u32 me = 1u << wave; bool noted = false;
         for (u32 i = 0; i < size; i += unit) {
             Touched& t = since_barrier(address + i);
             if (memcmp(now + i, old + i, least(unit, size - i))) {
-                if (t.wrote & ~me) race(address + i, "changes", "wrote", t.wrote & ~me, t.writer);
-                if (t.read & ~me) race(address + i, "changes", "read", t.read & ~me, t.reader);
+                if (t.wrote & ~me) race(address + i, "changes", "wrote", t.wrote & ~me, t.writer, t.late);
+                if (t.read & ~me) race(address + i, "changes", "read", t.read & ~me, t.reader, t.late);
             } else if (!t.wrote) continue;
-            t.wrote |= me; t.writer = u32(pc);
+            t.wrote |= me; t.writer = u32(pc); noted = true;
         }
+        return noted;
     }
 };
 
 struct alignas(64) Wave {
     u32 v[512][LANES]; u32 s[128]; u32 scc = 0; u64 pc = 0; u64 base; bool ended = false; bool waits = false; bool clamps = false;  // FP16_OVFL
-    Machine* m; Launch* launch; std::vector<u8> scratch;
+    Machine* m; Launch* launch; std::vector<u8> scratch; Flights flights; bool flat = false;  // in a flat instruction
     u64 pair(int n) const { u64 x; memcpy(&x, s + n, 8); return x; }
     void set_pair(int n, u64 x) { memcpy(s + n, &x, 8); }
     // One bit for each lane: a pair of registers, or one where a wave has 32
@@ -259,6 +286,69 @@ inline u64 packed_bits(const u8* b) {
     return r;
 }
 
+// ---- waits ---- of each queue as many operations may stay as aux says; -1 for all
+inline void wait_for(W& w, const In& in) {
+    for (u32 q = 0; q < QUEUES; q++) if (in.aux[q] == 0 || (in.aux[q] > 0 && q != UNORDERED)) w.flights.retire(q, u32(in.aux[q]));
+}
+[[noreturn]] inline void early(W& w, const Flight& f, u32 r) {
+    w.launch->other = u64(f.pc) + 1;
+    const u32 number = r < 256 ? r : r < VECTORS ? r - 256 : r - VECTORS; const char kind = r < 256 ? 'v' : r < VECTORS ? 'a' : 's';
+    if (r >= VECTORS && (number == VCC || number == VCC + 1)) fail("vcc is used before its load has been waited for");
+    fail("%c%u is used before its load has been waited for", kind, number);
+}
+// Lanes that were off at the load keep their values.
+[[gnu::noinline]] static void check_registers(W& w, const u64* touched) {
+    for (u32 q = 0; q < QUEUES; q++) for (u32 i = 0; i < w.flights.count[q]; i++) {
+        const Flight& f = w.flights.of(q, i);
+        if (f.first < VECTORS && !(f.lanes & w.exec())) continue;
+        for (u32 r = f.first; r < u32(f.first) + f.registers; r++) if (touched[r >> 6] >> (r & 63) & 1) early(w, f, r);
+    }
+}
+// A register is loaded while another load into it is in flight: only those of one queue return in order.
+[[gnu::noinline]] static void check_loaded(W& w, u32 queue, u32 first, u32 registers, u64 lanes) {
+    for (u32 q = 0; q < QUEUES; q++) for (u32 i = 0; (q != queue || q == UNORDERED) && i < w.flights.count[q]; i++) {
+        const Flight& f = w.flights.of(q, i);
+        if (f.registers && f.first < first + registers && first < u32(f.first) + f.registers && (f.first >= VECTORS || f.lanes & lanes)) early(w, f, most(u32(f.first), first));
+    }
+}
+inline Flight& issue(W& w, u32 queue, u32 first = 0, u32 registers = 0, u64 lanes = 0) {
+    if (registers && w.flights.any) check_loaded(w, queue, first, registers, lanes);
+    return w.flights.issue(queue, LANES == 64 && queue >= SHARED ? 15 : 63, u32(w.m->pc), first, registers, lanes);
+}
+// Loads to LDS come later than an access to LDS of their own wave that has not waited for them.
+[[gnu::noinline]] static void check_copies(W& w, const u64* at, u64 mask, u32 size) {
+    for (u32 i = 0; i < w.flights.count[LOADS]; i++) {
+        const Flight& f = w.flights.of(LOADS, i);
+        for (u64 left = f.touched ? mask : 0; left; left &= left - 1) {
+            const u64 a = at[__builtin_ctzll(left)];
+            if (a >= f.high || a + size <= f.low) continue;
+            for (u64 his = f.touched; his; his &= his - 1) {
+                const u64 b = f.at[__builtin_ctzll(his)];
+                if (a < b + f.size && b < a + size) { w.launch->other = u64(f.pc) + 1; fail("the bytes at %llu in LDS are used before the load to them has been waited for", (unsigned long long)a); }
+            }
+        }
+    }
+}
+// RDNA: the waves of a workgroup may have several L0 caches, so a store in flight at a barrier is not seen behind it.
+[[gnu::noinline]] static void check_stores(W& w, const u64* at, u64 mask, u32 size) {
+    for (u64 left = mask; left; left &= left - 1) {
+        const u64 a = at[__builtin_ctzll(left)]; const Late* found = nullptr;
+        for (const Late& one : w.m->stores) {
+            const Flight& f = one.flight; const bool own = one.wave == w.m->wave;
+            if (a >= f.high || a + size <= f.low) continue;
+            for (u64 his = own ? f.touched : f.touched & f.lanes; his; his &= his - 1) {
+                const u64 b = f.at[__builtin_ctzll(his)];
+                if (a >= b + f.size || b >= a + size) continue;
+                if (own) goto next;  // its own store is done, and may have been the same
+                found = &one;
+            }
+        }
+        if (found) { w.launch->other = u64(found->flight.pc) + 1; fail("a race: wave %u reads what wave %u stored before the last barrier without waiting for it", w.m->wave, found->wave); }
+        next:;
+    }
+}
+inline void counted(W& w, const In& in) { issue(w, u32(in.aux[0])); }  // what a counter counts besides, such as a write-back
+
 // ---- lanes: readlane and its kin, permutations of LDS hardware ----
 inline int first_lane(u64 mask) { return mask ? __builtin_ctzll(mask) : 0; }
 inline void v_readfirstlane_b32(W& w, const In& in) {
@@ -318,12 +408,12 @@ inline void v_pk_mov_b32(W& w, const In& in) {
 inline void ds_bpermute_b32(W& w, const In& in) {
     const u32 *at = w.v[in.o[1].number], *from = w.v[in.o[2].number]; u64 mask = w.exec(); u32 out[LANES];
     for (int l = 0; l < LANES; l++) { int source = (at[l] + in.aux[0]) >> 2 & (LANES - 1); out[l] = mask >> source & 1 ? from[source] : 0; }
-    commit(w.v[in.o[0].number], out, mask);
+    commit(w.v[in.o[0].number], out, mask); issue(w, SHARED, in.o[0].number, 1, mask);
 }
 inline void ds_permute_b32(W& w, const In& in) {
     const u32 *at = w.v[in.o[1].number], *from = w.v[in.o[2].number]; u64 mask = w.exec(); u32 out[LANES] = {};
     for (int l = 0; l < LANES; l++) if (mask >> l & 1) out[(at[l] + in.aux[0]) >> 2 & (LANES - 1)] = from[l];
-    commit(w.v[in.o[0].number], out, mask);
+    commit(w.v[in.o[0].number], out, mask); issue(w, SHARED, in.o[0].number, 1, mask);
 }
 inline void ds_swizzle_b32(W& w, const In& in) {
     const u32* from = w.v[in.o[1].number]; u64 mask = w.exec(); u32 out[LANES], c = in.aux[0];
@@ -331,7 +421,7 @@ inline void ds_swizzle_b32(W& w, const In& in) {
         int source = c >> 15 ? (l & ~3) | (c >> 2 * (l & 3) & 3) : (l & 32) | ((((l & 31) & c) | (c >> 5 & 31)) ^ (c >> 10 & 31));
         out[l] = mask >> source & 1 ? from[source] : 0;
     }
-    commit(w.v[in.o[0].number], out, mask);
+    commit(w.v[in.o[0].number], out, mask); issue(w, SHARED, in.o[0].number, 1, mask);
 }
 
 // ---- flow ----
@@ -353,7 +443,7 @@ inline void go_to(W& w, u64 address) {
 inline void s_swappc_b64(W& w, const In& in) { const u64 to = w.pair(in.o[1].number); w.set_pair(in.o[0].number, CODE + 4 * w.pc); go_to(w, to); }
 inline void s_setpc_b64(W& w, const In& in) { go_to(w, w.pair(in.o[0].number)); }
 inline void s_endpgm(W& w, const In&) { w.ended = true; }
-inline void s_barrier(W& w, const In&) { w.waits = true; }
-inline void s_barrier_signal(W&, const In&) {}  // a wave waits for all, and so for their signals
+inline void s_barrier(W& w, const In&) { w.m->leave(w.flights); w.waits = true; }
+inline void s_barrier_signal(W& w, const In&) { w.m->leave(w.flights); }  // a wave waits for all, and so for their signals
 inline void s_barrier_wait(W& w, const In&) { w.waits = true; }
 inline void s_trap(W&, const In&) { fail("the kernel trapped: a device assertion failed"); }

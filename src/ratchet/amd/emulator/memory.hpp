@@ -11,11 +11,13 @@ inline void s_load(W& w, const In& in) {
     const u32 size = in.aux[2]; const u64 at = base & ~u64(least(size, 4u) - 1);
     const u8* from = size == 4 && w.m->finds(at, 1) ? (const u8*)at : w.m->memory(at, size);
     if (size < 4) w.s[in.o[0].number] = part_of(from, size, in.aux[3]); else memcpy(w.s + in.o[0].number, from, size);
+    issue(w, UNORDERED, VECTORS + in.o[0].number, (size + 3) / 4, ALL);
 }
 inline void s_buffer_load(W& w, const In& in) {
     const u32* r = w.s + in.o[1].number; u64 base = r[0] | u64(r[1] & 0xffff) << 32;
     // In 64 bits, unlike the offsets of a vector's access: llvm-project #68302
     u64 at = scalar_offset(w, in.o[2]) + in.aux[0]; const u32 size = in.aux[2];
+    issue(w, UNORDERED, VECTORS + in.o[0].number, (size + 3) / 4, ALL);
     if (size < 4) { w.s[in.o[0].number] = at + size <= r[2] ? part_of(w.m->memory(base + at, size), size, in.aux[3]) : 0; return; }
     for (int i = 0; i < in.aux[2]; i += 4) { u32 x = 0; if (at + i + 4 <= r[2]) memcpy(&x, w.m->memory(base + at + i, 4), 4); w.s[in.o[0].number + i / 4] = x; }
 }
@@ -92,6 +94,7 @@ template <Space S> inline void count_access(W& w, const In& in, const u64* at, u
         return w.m->touch_row(first >> 6, lines);
     }
     if constexpr (S == LDS) {
+        if (w.flights.copies) check_copies(w, at, mask, size);
         const u64 extra = bank_conflicts(at, mask, size); c.conflicts += extra; c.conflicts_at[w.m->pc] += extra;
         c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return;
     }
@@ -118,6 +121,19 @@ template <Space S> inline void count_access(W& w, const In& in, const u64* at, u
 template <Space S> inline bool is_scratch(const W& w, const In& in) { return S == BUFFER && w.s[in.o[2].number + 3] == SCRATCH_BUFFER; }
 // Its scalar offset counts the bytes of all lanes
 inline In in_scratch(const W& w, const In& in) { In own = in; own.o[2] = {CONSTANT, 0, 0, scalar32(w, in.o[3]) / LANES, 0}; return own; }
+// The queue of an access: lanes of a flat one that are in LDS come back in no order on gfx9
+template <Space S> inline u32 queue_of(const W& w, bool returns) {
+    if (S == LDS) return LANES == 64 && w.flat ? UNORDERED : SHARED;
+    return returns || LANES == 64 ? LOADS : STORES;
+}
+inline void reads_shared(W& w, const Operand& d, u32 registers, const u64* at, u64 mask, u32 size, i64 gap = 0) {
+    Flight& f = issue(w, queue_of<LDS>(w, true), d.number, registers, mask);
+    if (!w.m->alone) Flights::touch(f, at, mask, size, false, gap);
+}
+inline void writes_shared(W& w, const u64* at, u64 changed, u32 size, i64 gap = 0) {
+    Flight& f = issue(w, queue_of<LDS>(w, false));
+    if (!w.m->alone) Flights::touch(f, at, changed, size, true, gap);
+}
 template <int N> inline void transposed(const u8* from, u32 (*out)[LANES]) {
     u32 x[LANES * N]; memcpy(x, from, sizeof x);
     for (int i = 0; i < N; i++) for (int l = 0; l < LANES; l++) out[i][l] = x[l * N + i];
@@ -132,6 +148,7 @@ template <Space S> void load(W& w, const In& in) {
     u64 at[LANES]; u32 size = in.aux[2]; u64 exec = w.exec(), mask = addresses<S>(w, in, at, size); int form = in.aux[3];
     const bool row = in_a_row<S>(w, at, mask, size);
     count_access<S>(w, in, at, mask, size, row);
+    if ((S == GLOBAL || S == BUFFER) && !w.m->stores.empty()) check_stores(w, at, mask, size);
     u32 out[4][LANES]; int registers = (size + 3) / 4;
     if (row && size >= 4) {
         const u8* from = (const u8*)at[0];
@@ -146,8 +163,10 @@ template <Space S> void load(W& w, const In& in) {
     if (in.flags & TO_LDS) {
         u64 to[LANES]; u32 x[LANES][4];
         for (int l = 0; l < LANES; l++) { to[l] = u64(w.s[M0]) + u32(in.aux[0]) + u64(l) * size; for (int i = 0; i < 4; i++) x[l][i] = out[i][l]; }
-        return w.m->write_lanes(to, exec, x, size);
+        w.m->write_lanes(to, exec, x, size); w.flights.copies += exec != 0;
+        return Flights::touch(issue(w, LOADS), to, exec, size, true);
     }
+    if constexpr (S == LDS) reads_shared(w, in.o[0], registers, at, mask, size); else issue(w, LOADS, in.o[0].number, registers, exec);
     u32* d = w.v[in.o[0].number];
     if (form >= 2) for (int l = 0; l < LANES; l++) out[0][l] = !(form & 1) ? (out[0][l] & 0xffff) | (d[l] & 0xffff0000) : out[0][l] << 16 | (d[l] & 0xffff);
     for (int i = 0; i < registers; i++) commit(w.v[in.o[0].number + i], out[i], exec);
@@ -158,7 +177,10 @@ template <Space S> void store(W& w, const In& in) {
     const bool row = in_a_row<S>(w, at, mask, size);
     count_access<S>(w, in, at, mask, size, row);
     if (S == BUFFER || S == GLOBAL) w.launch->stored += u64(__builtin_popcountll(mask)) * size;
-    if (size >= 4 && row) {
+    const bool seen_late = LANES == 32 && (S == BUFFER || S == GLOBAL) && w.launch->apart && !w.m->alone; u64 changed = 0;
+    Flight* flight = S == LDS ? nullptr : &issue(w, queue_of<S>(w, false));
+    if (seen_late) Flights::touch(*flight, at, mask, size, true);
+    if (size >= 4 && row && !seen_late) {
         u8* to = (u8*)at[0];
         switch (size) { case 4: together<1>(w, data.number, to); break; case 8: together<2>(w, data.number, to); break; case 12: together<3>(w, data.number, to); break; default: together<4>(w, data.number, to); }
         return;
@@ -168,9 +190,10 @@ template <Space S> void store(W& w, const In& in) {
         const int l = __builtin_ctzll(left);
         for (u32 i = 0; i < (size + 3) / 4; i++) x[l][i] = w.v[data.number + i][l];
         if (in.aux[3] == 3) x[l][0] >>= 16;
-        if constexpr (S != LDS) memcpy(place<S>(w, at[l], size, l), x[l], size);
+        if constexpr (S != LDS) { u8* to = place<S>(w, at[l], size, l); if (seen_late) changed |= u64(memcmp(to, x[l], size) != 0) << l; memcpy(to, x[l], size); }
     }
-    if constexpr (S == LDS) w.m->write_lanes(at, mask, x, size);
+    if (seen_late) flight->lanes = changed;
+    if constexpr (S == LDS) writes_shared(w, at, w.m->write_lanes(at, mask, x, size), size);
 }
 void ds_read2(W& w, const In& in) {
     u64 at[LANES], mask = w.exec(); u32 size = in.aux[2]; int each = size / 4; u32 out[4][LANES] = {};
@@ -180,16 +203,18 @@ void ds_read2(W& w, const In& in) {
         for (int l = 0; l < LANES; l++) if (mask >> l & 1) { u32 x[2]; w.m->read_shared(at[l], x, size); for (int i = 0; i < each; i++) out[part * each + i][l] = x[i]; }
     }
     for (int i = 0; i < 2 * each; i++) commit(w.v[in.o[0].number + i], out[i], mask);
+    reads_shared(w, in.o[0], 2 * each, at, mask, size, i64(in.aux[0]) - in.aux[1]);
 }
 void ds_write2(W& w, const In& in) {
-    u64 at[LANES], mask = w.exec(); u32 size = in.aux[2];
+    u64 at[LANES], mask = w.exec(), changed = 0; u32 size = in.aux[2];
     for (int part = 0; part < 2; part++) {
         for (int l = 0; l < LANES; l++) at[l] = u32(w.v[in.o[0].number][l] + u32(in.aux[part]));
         count_access<LDS>(w, in, at, mask, size);
         u32 x[LANES][4];
         for (u32 i = 0; i < size / 4; i++) for (int l = 0; l < LANES; l++) x[l][i] = w.v[in.o[1 + part].number + i][l];
-        w.m->write_lanes(at, mask, x, size);
+        changed |= w.m->write_lanes(at, mask, x, size);
     }
+    writes_shared(w, at, changed, size, i64(in.aux[0]) - in.aux[1]);
 }
 // ds_read_b64_tr_* (CDNA 4): 16 lanes' 64 bits are rows of 16 elements, and lane i gets column i
 template <int BITS> inline void read_transposed(W& w, const In& in) {
@@ -204,6 +229,7 @@ template <int BITS> inline void read_transposed(W& w, const In& in) {
         low[l] = u32(y); high[l] = u32(y >> 32);
     }
     commit(w.v[in.o[0].number], low, mask); commit(w.v[in.o[0].number + 1], high, mask);
+    reads_shared(w, in.o[0], 2, at, mask, 8);
 }
 void ds_read_b64_tr_b16(W& w, const In& in) { read_transposed<16>(w, in); }
 void ds_read_b64_tr_b8(W& w, const In& in) { read_transposed<8>(w, in); }
@@ -239,19 +265,24 @@ template <Space S> void atomic(W& w, const In& in) {
         u64 fresh = size == 4 ? u64(changed<u32, i32>(what, u32(old), u32(x), u32(compare))) : changed<u64, i64>(what, old, x, compare);
         memcpy(p, &fresh, size); out[0][l] = u32(old); out[1][l] = u32(old >> 32);
     }
-    if (in.flags & RETURNS) for (int i = 0; i < each; i++) commit(w.v[in.o[0].number + i], out[i], exec);
+    const bool returns = in.flags & RETURNS;
+    issue(w, queue_of<S>(w, returns), in.o[0].number, returns ? each : 0, exec);
+    if (returns) for (int i = 0; i < each; i++) commit(w.v[in.o[0].number + i], out[i], exec);
 }
 // A flat instruction: each lane's address decides whether it is in memory, in LDS or in scratch (operands.py: APERTURES)
 constexpr u32 SHARED_HIGH = 1 << 16, PRIVATE_HIGH = 2 << 16;
-template <void (*GLOBALLY)(W&, const In&), void (*SHARED)(W&, const In&), void (*PRIVATELY)(W&, const In&)>
+template <void (*GLOBALLY)(W&, const In&), void (*LOCALLY)(W&, const In&), void (*PRIVATELY)(W&, const In&)>
 void flat(W& w, const In& in) {
     const u64 exec = w.exec(); u64 shared = 0, own = 0;
     const u32* high = w.v[in.o[1].number + 1];
     for (int l = 0; l < LANES; l++) { shared |= u64(high[l] == SHARED_HIGH) << l; own |= u64(high[l] == PRIVATE_HIGH) << l; }
     shared &= exec; own &= exec;
+    if (LANES == 32 && !shared) issue(w, SHARED);  // it counts in both counters; on gfx9 that of LDS says nothing then
     if (!(shared | own)) return GLOBALLY(w, in);
     const u64 masks[] = {exec & ~(shared | own), shared, own};
-    void (*const functions[])(W&, const In&) = {GLOBALLY, SHARED, PRIVATELY};
+    void (*const functions[])(W&, const In&) = {GLOBALLY, LOCALLY, PRIVATELY};
+    if (shared == exec) issue(w, GLOBALLY == load<GLOBAL> || in.flags & RETURNS || LANES == 64 ? LOADS : STORES);
+    w.flat = true;
     for (int i = 0; i < 3; i++) if (masks[i]) { w.set_mask(EXEC, masks[i]); functions[i](w, in); }
-    w.set_mask(EXEC, exec);
+    w.flat = false; w.set_mask(EXEC, exec);
 }

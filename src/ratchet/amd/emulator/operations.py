@@ -408,16 +408,13 @@ INTEGER_COMPARISONS: Final = {
     "lt": "a < b", "eq": "a == b", "le": "a <= b", "gt": "a > b", "ne": "a != b", "ge": "a >= b",
 }  # fmt: skip
 _WITHOUT_EFFECT: Final = (
-    "s_nop s_waitcnt s_setprio s_sleep s_inst_prefetch s_icache_inv s_dcache_inv s_dcache_wb "
-    "buffer_wbl2 buffer_inv buffer_invl2 buffer_wbinvl1 buffer_wbinvl1_vol s_set_gpr_idx_off s_sethalt "
-    "s_ttracedata v_nop s_delay_alu s_clause s_waitcnt_depctr s_waitcnt_vscnt s_waitcnt_vmcnt "
-    "s_waitcnt_expcnt s_waitcnt_lgkmcnt s_set_inst_prefetch_distance buffer_gl0_inv buffer_gl1_inv "
-    "s_wait_loadcnt s_wait_storecnt s_wait_samplecnt s_wait_bvhcnt s_wait_kmcnt s_wait_dscnt "
-    "s_wait_expcnt s_wait_loadcnt_dscnt s_wait_storecnt_dscnt s_wait_alu s_wait_idle global_inv "
-    "global_wb global_wbinv "
+    "s_nop s_setprio s_sleep s_inst_prefetch s_icache_inv s_dcache_inv s_dcache_wb "
+    "buffer_inv buffer_invl2 buffer_wbinvl1 buffer_wbinvl1_vol s_set_gpr_idx_off s_sethalt "
+    "s_ttracedata v_nop s_delay_alu s_clause s_waitcnt_depctr s_set_inst_prefetch_distance "
+    "buffer_gl0_inv buffer_gl1_inv s_wait_alu "
 )
 NOTHING: Final = frozenset(_WITHOUT_EFFECT.split())
-"""Instructions that change no value: each access ends before the next instruction begins."""
+"""Instructions that change no value."""
 
 
 def read(tables: dict[str, str]) -> Iterator[Operation]:

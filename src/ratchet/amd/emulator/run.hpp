@@ -6,7 +6,7 @@ constexpr u64 MOST_LIVE = 2048;  // waves of workgroups that have begun
 static void begin(Wave& w, const Launch& c, Machine& m, const u32* group, u32 wave) {
     for (u32 r = 0; r < 512; r++) if (c.registers >> (r / 32) & 1) std::fill(w.v[r], w.v[r] + LANES, POISON);
     std::fill(w.s, w.s + 128, POISON);
-    w.scc = 0; w.pc = 0; w.ended = w.waits = w.clamps = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
+    w.flights.clear(); w.scc = 0; w.pc = 0; w.ended = w.waits = w.clamps = false; w.m = &m; w.launch = const_cast<Launch*>(&c);
     u32 left = c.threads - wave * LANES;
     w.set_mask(EXEC, left >= LANES ? ALL : (1ull << left) - 1);
     for (u32 l = 0; l < LANES; l++) {  // x, y and z in 10 bits each (LLVM's AMDGPUUsage, "packed work-item IDs")
@@ -32,7 +32,10 @@ static void go(Wave& w, Launch& c, u64& left, u64& slice) {
         if (left-- == 0) fail("the kernel ran for %llu instructions without an end", (unsigned long long)c.limit);
         w.m->pc = w.pc++;
         if (w.m->first) w.m->note(in);
-        try { FUNCTIONS[in.operation](w, in); }
+        try {
+            if (const u64* touched = c.touched + BUSY_WORDS * w.m->pc; w.flights.any && w.flights.meets(touched)) check_registers(w, touched);
+            FUNCTIONS[in.operation](w, in);
+        }
         catch (const Fault& f) { w.pc--; throw; }
         if (in.operation == SLEEP) slice = 1;  // it waits for others
     }
@@ -44,7 +47,7 @@ struct Group {
         const u32 at[3] = {u32(index % c.grid[0]), u32(index / c.grid[0] % c.grid[1]), u32(index / c.grid[0] / c.grid[1])};
         for (u64 i = 0; i < m.lds.size(); i++) m.lds[i] = u8(POISON >> 8 * (i & 3));
         for (u32 i = 0; i < waves; i++) begin(all[i], c, m, at, i);
-        m.first = index == 0; m.epoch++; turn = 0;
+        m.first = index == 0; m.late.clear(); m.pass_barrier(); turn = 0;
     }
     // True once all waves have ended; false when the slice is over, and then another wave is next
     bool go_on(Launch& c, u64 slice, u64& left, Wave*& now) {
@@ -58,7 +61,7 @@ struct Group {
             bool busy = false;
             for (u32 i = 0; i < waves; i++) { busy |= !all[i].ended; all[i].waits = false; }
             if (!busy) return true;
-            m.epoch++; turn = 0;
+            m.pass_barrier(); turn = 0;
         }
     }
 };
@@ -67,10 +70,9 @@ extern "C" const int ratchet_lanes = LANES;
 extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* where) {
     Launch& c = *given; const u32 waves = (c.threads + LANES - 1) / LANES; u64 left = c.limit, next = 0, slice = SLICE;
     const u64 groups = u64(c.grid[0]) * c.grid[1] * c.grid[2], most_live = most(u64(1), MOST_LIVE / waves);
-    std::deque<std::unique_ptr<Group>> live; std::unique_ptr<Group> idle; Wave* now = nullptr;
+    std::deque<std::unique_ptr<Group>> live; std::unique_ptr<Group> idle, group; Wave* now = nullptr;  // `now` is read after a fault: its group must live
     try {
         while (next < groups || !live.empty()) {
-            std::unique_ptr<Group> group;
             if (next < groups && live.size() < most_live) {
                 group = idle ? std::move(idle) : std::make_unique<Group>(c, waves);
                 group->start(c, next++);

@@ -11,7 +11,7 @@ from ratchet.amd.emulator.forms import LANE_FORMS
 from ratchet.amd.emulator.operations import Operation
 
 HERE: Final = Path(__file__).parent
-MACHINE: Final = ("numbers.hpp", "machine.hpp", "memory.hpp", "matrix.hpp")
+MACHINE: Final = ("numbers.hpp", "flight.hpp", "machine.hpp", "memory.hpp", "matrix.hpp")
 RUN: Final = "run.hpp"
 NUMBERS: Final = {
     "u": "u32", "i": "i32", "f": "f32", "h": "f32", "w": "u32", "x": "i32", "m": "u32", "v": "u32",
@@ -24,7 +24,7 @@ FLAT: Final = (("load", "load<SCRATCH>"), ("store", "store<SCRATCH>"), ("atomic"
 _OTHERS: Final = (
     "s_load s_buffer_load ds_read2 ds_write2 ds_read_b64_tr_b16 ds_read_b64_tr_b8 "
     "ds_read_b64_tr_b4 ds_bpermute_b32 ds_permute_b32 ds_swizzle_b32 mfma mfma_scaled nothing "
-    "sleep v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
+    "wait_for counted sleep v_fma_mix_f32 v_fma_mixlo_f16 v_fma_mixhi_f16 v_pk_mov_b32 s_branch "
     "s_cbranch_scc0 s_cbranch_scc1 s_cbranch_vccz s_cbranch_vccnz s_cbranch_execz "
     "s_cbranch_execnz s_setreg_overflow "
 )
