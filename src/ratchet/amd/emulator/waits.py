@@ -21,7 +21,7 @@ QUEUES: Final = {
     "loadcnt": (LOADS,), "storecnt": (STORES,), "dscnt": (SHARED,), "kmcnt": (UNORDERED,),
     "samplecnt": (), "bvhcnt": (),
 }  # fmt: skip
-"""What each counter counts. On gfx9 all of vector memory is in LOADS."""
+"""Queues that each counter counts. On gfx9 all of vector memory is in LOADS."""
 NAMES: Final = {
     "gfx9": ("vmcnt", "vmcnt", "lgkmcnt", "lgkmcnt"),
     "gfx11": ("vmcnt", "vscnt", "lgkmcnt", "lgkmcnt"),
