@@ -114,7 +114,7 @@ def run(folder: Path, target: str, *words: str) -> tuple[int, dict[str, Any], st
 @needs_hip
 @pytest.mark.compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
+@pytest.mark.parametrize("target", ["gfx942", pytest.param("gfx1100", marks=pytest.mark.thorough)])
 def test_a_program_ends_with_the_right_numbers(tmp_path: Path, target: str) -> None:
     code, told, said = run(tmp_path, target, "45", "x.txt")
     lanes = 64 if target == "gfx942" else 32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,6 +56,20 @@ def make():
 """
 
 
+ALONE = """
+import sys
+
+sys.modules["ratchet"] = None
+import torch
+
+for name in ("forward", "step"):
+    program = torch.export.load(f"{sys.argv[1]}/{name}.pt2")
+    found = program.module()(*program.example_inputs[0])
+assert abs(float(found[0]) - float(sys.argv[2])) < 1e-5, found[0]
+"""
+"""A process that has neither Ratchet nor this one's environment."""
+
+
 def workload(folder: Path, more: str = "loss=loss, clip_norm=0.1") -> str:
     (folder / "train.py").write_text(TRAIN.replace("MORE", more))
     return f"{folder / 'train.py'}:make"
@@ -75,6 +91,9 @@ def test_the_loaded_step_trains_as_the_workload_does(tmp_path: Path) -> None:
         parameters, state = rest[: len(parameters)], rest[len(parameters) :]
         losses.append(float(loss))
     assert losses[2] < losses[1] < losses[0]
+    command = [sys.executable, "-I", "-c", ALONE, str(out), str(losses[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={})
+    assert done.returncode == 0, done.stderr[-2000:]
     assert float(state[-1]) == 3.0
     named = {one.operator for one in result.fallbacks}
     assert all(not one.core_aten or one.onnx is False for one in result.fallbacks), named

@@ -44,7 +44,6 @@ class DeviceTexts(msgspec.Struct, frozen=True, kw_only=True):
     device: dict[str, str]
     whole: dict[str, str]
     outer: dict[str, str]  # headers of a system by the names that they are asked for
-    folders: tuple[str, ...]  # folders below which texts find each other's headers
     macros: dict[str, list[str]]  # lines of builds that define macros, by folder
     units: tuple[CheckedUnit, ...]
     targets: tuple[str, ...]
@@ -88,7 +87,7 @@ class _Job:
         A kernel's template is compiled where a launch names its types, which the host's code does;
         but its headers may not be here.
         """
-        said, missing, built = "", "", None
+        said, whole, missing, built = "", "", "", None
         for macros in dict.fromkeys(((), *self.unit.macros)):
             for side in (WHOLE, DEVICE):
                 found = self._compiled(side, macros)
@@ -98,8 +97,10 @@ class _Job:
                 said = found.said or said
                 if side == WHOLE and (absent := MISSING.search(found.said)):
                     missing = absent[1]
+                elif side == WHOLE:
+                    whole = found.said
         return built or DeviceBuild(
-            unit=self.unit.name, target=self.target, kernels=(), said=said, missing=missing
+            unit=self.unit.name, target=self.target, kernels=(), said=whole or said, missing=missing
         )
 
     def _compiled(self, side: str, macros: tuple[str, ...]) -> DeviceBuild:

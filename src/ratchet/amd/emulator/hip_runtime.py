@@ -47,7 +47,8 @@ class GpuBlock:
         self._storage: Any = StorageWeakRef(whole.untyped_storage())  # type: ignore[no-untyped-call]
         self._held: Tensor | None = whole[APART_BYTES : APART_BYTES + self.size]
         self.address = self._held.data_ptr()
-        self._held.fill_(255)  # what nobody wrote is NaN, or -1
+        if not open_to_host:  # an operating system gives a process zeros
+            self._held.fill_(255)  # what nobody wrote is NaN, or -1
 
     @property
     def bytes(self) -> Tensor:

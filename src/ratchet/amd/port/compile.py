@@ -107,7 +107,9 @@ def _compiled(
     parts = _parts(sources.whole)
     left = [unit for (unit, _), one in first.items() if not one.kernels and unit in parts]
     users = _users(scanned, left, sources.whole)
-    asked = [_unit(one, sources) for one in dict.fromkeys(itertools.chain(*users.values()))]
+    by_end = by_last_name(sources.whole)
+    named = dict.fromkeys(itertools.chain(*users.values()))
+    asked = [_unit(one, sources, by_end) for one in named]
     new = tuple(one for one in asked if one not in sources.units)
     again = _checked(msgspec.structs.replace(sources, units=new)) if new else []
     built = first | {(one.unit, one.target): one for one in again}
@@ -238,18 +240,21 @@ def _texts(
         whole=whole,
         device=plain | device_codes(made),
         outer=forwards(),
-        folders=tuple(sorted(header_folders(whole))),
         macros=build_lines(scanned),
         units=(),
         targets=tuple(targets),
         headers={target: str(one) for target, one in headers.items() if one is not None},
     )
-    return msgspec.structs.replace(texts, units=tuple(_unit(one, texts) for one in units)), units
+    by_end = by_last_name(whole)
+    checked = tuple(_unit(one, texts, by_end) for one in units)
+    return msgspec.structs.replace(texts, units=checked), units
 
 
-def _unit(name: str, texts: DeviceTexts) -> CheckedUnit:
+def _unit(name: str, texts: DeviceTexts, by_end: Mapping[str, Sequence[str]]) -> CheckedUnit:
     return CheckedUnit(
-        name=name, folders=nearest(texts.folders, name), macros=build_macros(texts.macros, name)
+        name=name,
+        folders=header_folders(name, texts.whole, by_end),
+        macros=build_macros(texts.macros, name),
     )
 
 
@@ -269,25 +274,38 @@ INCLUDED: Final = re.compile(r'(?m)^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]+)[>"]
 MOST_FOLDERS: Final = 64
 
 
-def header_folders(texts: Mapping[str, str]) -> set[str]:
-    """Return the folders below which the tree's texts find each other's headers."""
-    by_end: dict[str, list[str]] = {}
+def by_last_name(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Return the names of texts by their last part."""
+    found: dict[str, list[str]] = {}
     for name in texts:
-        by_end.setdefault(name.rpartition("/")[2], []).append(name)
-    found = set()
-    for path in {one for text in texts.values() for one in INCLUDED.findall(text)}:
-        ends = path.removeprefix("./")
-        while ends.startswith("../"):
-            ends = ends[3:]
-        for name in by_end.get(ends.rpartition("/")[2], ()):
-            if name.endswith(f"/{ends}"):
-                found.add(name[: -len(ends) - 1])
+        found.setdefault(name.rpartition("/")[2], []).append(name)
     return found
 
 
-def nearest(folders: Sequence[str], unit: str) -> tuple[str, ...]:
-    """Return folders, the nearest to a unit first."""
+def header_folders(
+    unit: str, texts: Mapping[str, str], by_end: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """Return the folders below which a text and its headers find theirs, the nearest first.
 
+    `by_end` is `by_last_name` of the texts.
+    """
+    seen, new, found = {unit}, [unit], set[str]()
+    while new:
+        for path in INCLUDED.findall(texts[new.pop()]):
+            ends = path.removeprefix("./")
+            while ends.startswith("../"):
+                ends = ends[3:]
+            for name in by_end.get(ends.rpartition("/")[2], ()):
+                if name != ends and not name.endswith(f"/{ends}"):
+                    continue
+                found.add(name[: -len(ends)].rstrip("/"))
+                if name not in seen:
+                    seen.add(name)
+                    new.append(name)
+    return _nearest(found - {""}, unit)
+
+
+def _nearest(folders: Iterable[str], unit: str) -> tuple[str, ...]:
     def shared(folder: str) -> int:
         pairs = zip(folder.split("/"), unit.split("/"), strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))

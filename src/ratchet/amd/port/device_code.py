@@ -45,21 +45,28 @@ def device_codes(texts: Mapping[str, bytes]) -> dict[str, str]:
     )
     trees = {name: CudaTree(_without_host_macros(text)) for name, text in texts.items()}
     named: dict[str, set[str]] = defaultdict(set)
-    for tree in trees.values():
-        for kernel, instance in _instances(tree):
-            named[kernel].add(instance)
-    return {name: _device_code(tree, macros, named) for name, tree in trees.items()}
+    own = {name: set(_instances(tree)) for name, tree in trees.items()}
+    for name, found in own.items():
+        here = _kernels(trees[name])
+        for kernel, instance in found:
+            if kernel not in here:
+                named[kernel].add(instance)
+    return {name: _device_code(tree, macros, own[name], named) for name, tree in trees.items()}
 
 
-def _device_code(tree: CudaTree, macros: frozenset[str], named: Mapping[str, set[str]]) -> str:
+def _device_code(
+    tree: CudaTree,
+    macros: frozenset[str],
+    own: set[tuple[str, str]],
+    named: Mapping[str, set[str]],
+) -> str:
     made = bytearray(tree.text)
     for start, end in _of_host(tree, macros):
         made[start:end] = re.sub(rb"[^\n]", b" ", bytes(made[start:end]))
-    kernels = {_name(tree, one) for one in tree.functions if "__global__" in tree.head(one)}
-    types = _types(tree)
-    instances = {
-        one for kernel in kernels for one in named.get(kernel, ()) if _is_known(one, types)
-    }
+    kernels, types = _kernels(tree), _types(tree)
+    asked = {one for kernel, one in own if kernel in kernels}
+    asked |= {one for kernel in kernels for one in named.get(kernel, ())}
+    instances = {one for one in asked if _is_known(one, types)}
     lines = "".join(
         f"__attribute__((used)) static auto port_instance_{index} = &{name};\n"
         for index, name in enumerate(sorted(instances))
@@ -162,6 +169,17 @@ def _instances(tree: CudaTree) -> Iterator[tuple[str, str]]:
         )
         if re.fullmatch(r"[\w:<>, ]+", said):
             yield call.name, f"{kernel}<{arguments}"
+
+
+def _kernels(tree: CudaTree) -> set[str]:
+    """Return the names of the templates of kernels that a text defines."""
+    return {
+        _name(tree, one)
+        for one in tree.functions
+        if "__global__" in tree.head(one)
+        and one.parent is not None
+        and one.parent.type == "template_declaration"
+    }
 
 
 def _is_known(instance: str, types: frozenset[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from itertools import takewhile
@@ -10,11 +11,12 @@ from typing import Final
 
 from ratchet.amd.emulator.hip_build import build_program
 from ratchet.amd.port.compile import (
+    INCLUDED,
     build_lines,
     build_macros,
+    by_last_name,
     header_folders,
     hip_texts,
-    nearest,
     plain_texts,
 )
 from ratchet.amd.port.scan import CPP_SUFFIXES, HEADER_SUFFIXES, ScannedFile, scan
@@ -50,11 +52,43 @@ def compile_program(sources: Sequence[Path], target: str) -> Path:
     for _ in range(_levels(sources)):
         root = root.parent
     scanned = scan(root)
-    texts = {name: text.decode(errors="replace") for name, text in hip_texts(scanned, lined=True)}
-    texts |= plain_texts(scanned, (*HEADER_SUFFIXES, *CPP_SUFFIXES))
+    texts = _texts(scanned)
+    for folder in _above(root, texts):
+        texts |= {
+            f"{ABOVE}/{folder.name}/{name}": one for name, one in _texts(scan(folder)).items()
+        }
     units = [one.absolute().relative_to(root).as_posix() for one in sources]
-    folders = nearest(sorted(header_folders(texts)), units[0])
+    by_end = by_last_name(texts)
+    found = (header_folders(one, texts, by_end) for one in units if one in texts)
+    folders = list(dict.fromkeys(itertools.chain(*found)))
     return _built(texts, units, target, folders, scanned)
+
+
+def _texts(scanned: Sequence[ScannedFile]) -> dict[str, str]:
+    """Return the texts of a tree as HIP, with all that a source may include."""
+    found = {name: text.decode(errors="replace") for name, text in hip_texts(scanned, lined=True)}
+    return found | plain_texts(scanned, (*HEADER_SUFFIXES, *CPP_SUFFIXES))
+
+
+ABOVE: Final = "above"
+MOST_ABOVE: Final = 5  # folders above a program in which headers are looked for
+
+
+def _above(root: Path, texts: dict[str, str]) -> list[Path]:
+    """Return folders beside those above a program that have headers which it lacks.
+
+    Samples keep what they share in such a folder: `common/`, `include/`.
+    """
+    asked = {one for text in texts.values() for one in INCLUDED.findall(text)}
+    here = {name.rpartition("/")[2] for name in texts}
+    missing = {one for one in asked if one.rpartition("/")[2] not in here}
+    found: dict[Path, None] = {}
+    for above in list(root.parents)[:MOST_ABOVE]:
+        for one in sorted(missing):
+            for path in sorted(above.glob(f"*/{one}")):
+                if not path.is_relative_to(root) and path.is_file():
+                    found[path.parents[one.count("/")]] = None
+    return list(found)
 
 
 def _levels(sources: Sequence[Path]) -> int:

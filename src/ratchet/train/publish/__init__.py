@@ -34,10 +34,18 @@ from ratchet.train.workloads.names import LoadOptions
 # The library call behind `ratchet export`: admit, write, load back, judge again.
 
 TIMEOUT_S: Final = 900.0
+ALONE: Final = """\
+import os, runpy, sys
+sys.modules["ratchet"] = None
+sys.argv = sys.argv[1:]
+sys.path[0] = os.path.dirname(sys.argv[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a program as where Ratchet is not installed."""
 
 
 def tested(folder: Path, layout: ExportLayout) -> tuple[int, dict[str, str]]:
-    """Run the tests of an export in a process of its own; return how many passed.
+    """Run the tests of an export in a process without Ratchet; return how many passed.
 
     Also return the kernels that could not run here, by their entry, with the reason: plain torch
     ran.
@@ -85,7 +93,7 @@ def _run(tests: Path, path: list[str]) -> Json:
     }
     try:
         done = subprocess.run(
-            [sys.executable, str(tests)],
+            [sys.executable, "-c", ALONE, str(tests)],
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,

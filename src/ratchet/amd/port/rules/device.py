@@ -366,6 +366,19 @@ def listed_sizes(tree: CudaTree) -> Iterator[Match]:
                 yield Match(at=at, detail=said.strip(), edits=(inserted(at, "dim3"),))
 
 
+SPLIT: Final = re.compile(rb"(<<\s+<|<\s+<<)[^;{}]*?(>>\s+>|>\s+>>)(?=\s*\()")
+
+
+@RULES.add("launch-brackets", "error", fix="write <<< and >>>")
+def split_brackets(tree: CudaTree) -> Iterator[Match]:
+    """clang reads no launch where spaces stand inside of its brackets."""
+    for found in SPLIT.finditer(tree.text):
+        if not tree.is_dead(found.start()):
+            places = ((found.start(1), found.end(1), "<<<"), (found.start(2), found.end(2), ">>>"))
+            edits = tuple(Edit(start=start, end=end, text=text) for start, end, text in places)
+            yield Match(at=found.start(), detail="<< <", edits=edits)
+
+
 @RULES.add("host-function", "error", fix="write 1.0f / sqrtf(x) on the host")
 def functions_of_the_host(tree: CudaTree) -> Iterator[Match]:
     """CUDA has rsqrtf on the host too; HIP has it on the device alone."""

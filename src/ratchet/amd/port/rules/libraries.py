@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ratchet.amd.emulator import extension_build
-from ratchet.amd.port.cuda_tree import CudaTree, around
+from ratchet.amd.port.cuda_tree import CudaTree, around, replaced
 from ratchet.amd.port.rule import HEADERS, Edit, Match, Rules
 from ratchet.base.errors import PortError
 
@@ -141,6 +141,7 @@ def unmapped_names(tree: CudaTree) -> Iterator[Match]:
 KERNEL_AT: Final = {
     "cudaFuncSetAttribute": 0,
     "cudaFuncSetCacheConfig": 0,
+    "cudaFuncSetSharedMemConfig": 0,
     "cudaFuncGetAttributes": 1,
 }
 
@@ -154,6 +155,15 @@ def kernel_pointers(tree: CudaTree) -> Iterator[Match]:
             if given is not None and not VOID.search(tree.said(given)):
                 edits = around(given, "reinterpret_cast<const void*>(", ")")
                 yield Match(at=call.at, detail=name, edits=edits)
+
+
+@RULES.add("event-flags", "error", fix="call cudaEventCreateWithFlags")
+def event_flags(tree: CudaTree) -> Iterator[Match]:
+    """C++ code may give flags to cudaEventCreate; HIP has another function for them."""
+    for call in tree.calls_of("cudaEventCreate"):
+        if len(call.arguments) == 2 and call.function is not None:
+            edits = (replaced(call.function, "cudaEventCreateWithFlags"),)
+            yield Match(at=call.at, detail=call.name, edits=edits)
 
 
 VOID: Final = re.compile(r"\(\s*(const\s+)?void\s*(const\s*)?\*\s*\)|_cast<[^>]*void")
