@@ -26,7 +26,6 @@ PROGRAMS = (
     (f"{ARCH}/01_vector_addition/unified_memory/vectorAdd_um_baseline.cu", DONE),
     (f"{ARCH}/03_sum_reduction/diverged/sumReduction.cu", DONE),
     (f"{ARCH}/03_sum_reduction/no_confliicts/sumReduction.cu", DONE),
-    (f"{ARCH}/03_sum_reduction/device_function/sumReduction.cu", DONE),
     (f"{ARCH}/03_sum_reduction/cooperative_groups/sumReduction.cu", DONE),
     (f"{ARCH}/04_histogram/shmem_atomic/histogram.cu", ""),
     (f"{ARCH}/05_convolution/1d_constant_memory/convolution.cu", DONE),
@@ -41,7 +40,6 @@ PROGRAMS = (
     ("olcf+cuda-training-series/exercises/hw2/stencil_1d_solution.cu", "Success"),
     ("olcf+cuda-training-series/exercises/hw1/vector_add_solution.cu", r"C\[0\] = "),
     (f"{BLOG}/series/cuda-cpp/finite-difference/finite-difference.cu", "RMS error"),
-    (f"{BLOG}/posts/math-libraries-intro/cublas-example.cu", ""),
 )
 WRONG = re.compile(r"\bFAIL|\bfailed\b|\bmismatch|CUDA error|wrong|\bnan\b", re.IGNORECASE)
 

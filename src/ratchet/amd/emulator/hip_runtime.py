@@ -226,6 +226,7 @@ _FACT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 _OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 _EXIT = ctypes.CFUNCTYPE(None, ctypes.c_int)
 TO_HOST, FROM_HOST, ON_HOST = 2, 1, 0  # values of hipMemcpyKind
+WIDEST: Final = 64  # bytes of the widest scalar load
 LAUNCH_FAILURE: Final = 719  # of hipError_t
 
 _cast = ctypes.cast
@@ -343,7 +344,8 @@ class HipRuntime:
         return self._variables[part]
 
     def _written(self, data: bytes) -> int:
-        block = self.memory.block(len(data), lasts=True)
+        # LLVM reads a constant of 28 bytes as 32, since they lie in one aligned stretch
+        block = self.memory.block(-(-len(data) // WIDEST) * WIDEST, lasts=True)
         with self.memory.opened():
             move(block.address, data, len(data))
         return block.address
