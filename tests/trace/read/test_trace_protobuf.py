@@ -70,7 +70,8 @@ def test_a_tpus_ops_count_once(tmp_path: Path) -> None:
     text = plane("/device:TPU:0", lines, device_type_string="TPU v4")
     trace = written(tmp_path / "a.xplane.pb", text)
     assert rows(trace, Kind.KERNEL) == [("fusion.1", 1_000_010, 20)]
-    assert trace.device_name == "TPU v4" and len(trace) == 1
+    assert (trace.device_name, trace.platform, len(trace)) == ("TPU v4", "tpu", 1)
+    assert report(trace).identity.compute == 20
 
 
 def test_a_profile_of_the_cpu_has_its_ops(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ _CAUSES: dict[Platform, str] = {
     "counters",
     "xpu": "ProfilerActivity.XPU left out",
     "mtia": "ProfilerActivity.MTIA left out",
+    "tpu": "the program ran on another device",
 }
 """Reasons why a run on an accelerator can leave no device work in its trace."""
 _OF_PACKETS = frozenset({8, 10, 11, 12, 13, 33, 36, 41, 42, 58, 59, 60, 79, 87})

@@ -20,12 +20,13 @@ from ratchet.base import Json, drawn_by
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
-Platform = Literal["cuda", "rocm", "xpu", "mtia", "cpu"]
+Platform = Literal["cuda", "rocm", "xpu", "mtia", "tpu", "cpu"]
 PLATFORMS: dict[Platform, str] = {
     "cuda": "a CUDA device",
     "rocm": "a ROCm device",
     "xpu": "an XPU device",
     "mtia": "an MTIA device",
+    "tpu": "a TPU",
     "cpu": "a CPU",
 }
 EPOCH = "baseTimeNanoseconds"  # Kineto's name for the time from which its stamps count

@@ -247,7 +247,7 @@ def _add(gatherer: Gatherer, rows: list[_Row]) -> None:
 def _platform(vendors: Counter[str], rows: list[_Row]) -> Platform:
     if vendors["AMD"] or any(row.name.startswith(("hip", "__amd_rocclr")) for row in rows):
         return "rocm"
-    return "cuda" if vendors["NVIDIA"] or vendors["Nvidia"] else "xpu"
+    return "tpu" if any(row.lane[0].startswith("/device:TPU") for row in rows) else "cuda"
 
 
 def _add_device(
