@@ -56,6 +56,8 @@ LIMITS: dict[str, str] = {
     r"LoRA": "adapters add small products, which are not counted",
     r"implied|own inference": "device, sequence, batch or model is the reader's inference",
     r"GitHub ROCm|secondary": "sequence, layout or batch is not told",
+    r"DeepSeek-V2 236B": "one version of its configuration recomputes 14 of a stage's 15 layers, "
+    "which the row does not tell",
     r"DeepSeek-V2": "streams of products, each synchronised with the host (Primus names both)",
     r"Qwen3 30B.*FP8-CS": "casts and permutations of 64 small experts are kernels of their own",
     r"GPT-OSS": "attention with sinks and experts with biases: their kernels' rates are not known",
