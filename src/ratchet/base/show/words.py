@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
@@ -158,6 +158,14 @@ def show_value(value: float | None, unit: str) -> str:
         return f"{value:.6g} {unit}".rstrip()
     size, name = next((one for one in units if abs(value) >= one[0]), units[-1])
     return f"{value / size:.4g} {name}"
+
+
+def axis_of_unit(what: str, unit: str) -> tuple[str, Callable[[float], str]]:
+    """Return an axis' title, and how it shows a figure: short units stand beside each of them."""
+    if unit in ("s", "B"):
+        return what, lambda value: show_value(value, unit)
+    titled = ", ".join(filter(None, (what, unit[:40])))
+    return titled, lambda value: show_value(value, "")
 
 
 def _digits(value: float) -> str:

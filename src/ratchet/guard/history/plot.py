@@ -11,7 +11,7 @@ from statistics import median
 from typing import Final
 
 from ratchet.base.show.figures import Plot, PlotPoint, Scale, Series, Tick, points_plot, time_ticks
-from ratchet.base.show.words import show_change, show_value
+from ratchet.base.show.words import axis_of_unit, show_change
 from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
 
 MOST_POINTS: Final = 1500  # Limit of one series on a page; a longer one keeps its newest
@@ -92,13 +92,14 @@ def series_plot(one: AnalysedSeries, names: Names) -> Plot:
         for start, end, level in one.levels()
         if end > axis.first
     ]
+    title, show = axis_of_unit(series.metric[:80], series.unit)
     return points_plot(
         [_point(series, at, axis) for at in range(axis.first, len(series.values))],
         levels=levels,
         marks=_marks(one, axis, names),
         x_title=axis.title,
-        y_title=series.metric,
-        show=lambda value: show_value(value, series.unit),
+        y_title=title,
+        show=show,
         width=axis.width,
         x_ticks=axis.ticks,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from functools import partial
 from pathlib import Path
 
 from ratchet.base import git, scratch
@@ -16,7 +15,7 @@ from ratchet.base.ledger.connect import utc_now
 from ratchet.base.show import model as m
 from ratchet.base.show.figures import pairs_plot
 from ratchet.base.show.junit import Case, Found, Kind, junit
-from ratchet.base.show.words import show_change, show_value
+from ratchet.base.show.words import axis_of_unit, show_change, show_value
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.history import gather
 from ratchet.guard.history.csv_file import ImportDefaults
@@ -147,10 +146,10 @@ def watch_page(report: WatchResult) -> m.ResultReport:
     for one in report.results:
         sides = {SIDES[name][0]: (name, values) for name, values in one.values.items() if values}
         if sides:
-            show = partial(show_value, unit=one.unit)
-            drawn = pairs_plot(sides, y_title=one.unit, show=show)
+            title, show = axis_of_unit("" if one.unit != "s" else "time", one.unit)
+            drawn = pairs_plot(sides, y_title=title, show=show)
             label = f"Every run of {one.name}; the table has the medians"
-            plots.append(m.section(one.name, m.Figure("plot", drawn, label, "dots")))
+            plots.append(m.section(one.name, m.Figure("plot", drawn, label, "dots points")))
     said = m.note(
         f"The change is that of the median; its interval holds with {report.confidence:.4g} "
         f"confidence. Up to {report.margin:.2%} slower is allowed."
