@@ -28,7 +28,9 @@ OWN_FRAMES: Final = re.compile(
 )
 """Files of frames that tell nothing about the training script."""
 DEFAULT_GROUP: Final = ("default_pg", "")
-EARLIER_NS: Final = 60 * 10**9  # Pause between the calls of two runs
+EARLIER_NS: Final = 300 * 10**9
+"""Pause between the calls of two runs: more than clocks of hosts differ, and less than the ten
+minutes after which a hanging collective times out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,7 +168,7 @@ def read_dumps(paths: Sequence[Path]) -> Read:
     dumps.sort(key=lambda dump: dump.rank)
     left = {dump.path for dump in _left_over(dumps)}
     faults += [
-        f"{path} ends a minute or more before the other dumps begin, so it is from an earlier run"
+        f"{path} ends five minutes or more before the others begin, so it is from an earlier run"
         for path in sorted(left)
     ]
     old, dumps = ([d for d in dumps if (d.path in left) is is_left] for is_left in (True, False))
