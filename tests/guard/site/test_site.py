@@ -172,6 +172,18 @@ def test_a_damaged_row_costs_its_own_page(ledger: Ledger, payload: str) -> None:
     assert any("damaged" in page for page in pages.values())
 
 
+def test_a_result_that_is_no_number_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = str(tmp_path / "ledger.db")
+    with Ledger.open(place) as ledger:
+        ObservationBook(ledger).record(rows([1.0, 2.0]))
+        with ledger.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE observations SET value = 'fast' WHERE id = 1")
+    for words in (["site", "--out", str(tmp_path / "out")], ["history", "show"]):
+        assert "'fast', which is no number" in mistake(capsys, *words, "--ledger", place)
+
+
 def test_series_that_cannot_be_drawn_are_named(ledger: Ledger) -> None:
     other = rows([1.0] * 5, benchmark="fine") + rows([float("nan")] * 5, benchmark="nan")
     ObservationBook(ledger).record(other + rows([1.0], benchmark="two"))

@@ -291,4 +291,11 @@ def _observation(row: Row[tuple[object, ...]], known: dict[str, str]) -> Observa
         values[name] = known.setdefault(values[name], values[name])
     if values["value"] is None:
         values["value"] = math.nan
+    for name in ("value", "low", "high"):
+        if not isinstance(values[name], float | int | None):
+            raise LedgerError(
+                f"the ledger is damaged: the {name} of a result of {values['benchmark']!r:.80} is "
+                f"{values[name]!r:.40}, which is no number; remove that row, or point --ledger at "
+                "another file"
+            )
     return Observation(**values)
