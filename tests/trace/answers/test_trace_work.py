@@ -458,6 +458,8 @@ def test_the_grids_tell_the_sizes_of_experts_that_are_no_arguments(
     ):
         assert work("vllm::moe_forward", dims, types, launched=wrong) is None
     assert work("vllm::moe_forward", dims, types) is None
+    nothing = json.dumps([[0, 3072], [0, 32]])
+    assert work("vllm::moe_forward", nothing, types, launched=launched[:1] + wrong[1:]) is None
 
 
 def test_a_users_triton_kernel_counts_its_arguments_once() -> None:

@@ -178,6 +178,12 @@ def test_numbers_that_no_column_holds_are_left_out(tmp_path: Path) -> None:
     text = pftrace() + begin(huge, 3, "k", "kernel_dispatch", corr_id=huge, begin_ns=huge, end_ns=1)
     trace = written(tmp_path / "a.pftrace", text + end(huge, 3))
     assert ("gemm", 1050, 30) in rows(trace, Kind.KERNEL)
+    many = "9" * 5000  # more digits than Python turns into a number
+    text = track(9, f"COMPUTE AGENT [{many}] STREAM [{many}] (GPU)") + pftrace()
+    text += begin(1, 9, "k", "kernel_dispatch", corr_id=1) + end(2, 9)
+    assert ("k", 1, 1) in rows(written(tmp_path / "b.pftrace", text), Kind.KERNEL)
+    lines = {f"Stream #{many}": [("k", 1, 5, {"memcpy_details": f"size:{many}"})]}
+    assert len(written(tmp_path / "b.xplane.pb", plane("/device:GPU:0", lines))) == 1
     lines = {"Stream #99999999999999(K)": [("k", 2**62, 2**62, {"correlation_id": 2**63})],
              "Stream #1": [("gemm", 1, 5, {})]}  # fmt: skip
     trace = written(tmp_path / "a.xplane.pb", plane("/device:GPU:99999999999", lines))

@@ -177,7 +177,7 @@ class Steps:
 
 
 _SERVED = re.compile(
-    r"^execute_(?:\d+_)?context_(?P<prefill>\d+)\(.*\)_generation_(?P<decode>\d+)\(|"
+    r"^execute_(?:\d+_)?context_(?P<prefill>\d{1,9})\(.*\)_generation_(?P<decode>\d{1,9})\(|"
     r"^execute_diffusion_|^step\[|^\[Executor\] _forward_step"
 )
 """Marks around a step of inference: vLLM's and SGLang's with their numbers of requests, xDiT's, and

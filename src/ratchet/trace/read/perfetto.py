@@ -40,7 +40,9 @@ _CLEARED: Final = 1  # TracePacket.SequenceFlags
 _PACKET_KEY: Final = 1 << 3 | BYTES  # Trace.packet
 _MOST_PACKED: Final = 1 << 26  # Bytes of packets that were packed together
 _PIECE: Final = 50_000
-_WORK = re.compile(r"^(?P<sort>COMPUTE|COPY to) .*?\[(?P<agent>\d+)\](?:.*\[(?P<queue>\d+)\])?")
+_WORK = re.compile(
+    r"^(?P<sort>COMPUTE|COPY to) .*?\[(?P<agent>\d{1,9})\](?:.*\[(?P<queue>\d{1,9})\])?"
+)
 _THREAD = re.compile(r"^THREAD \d+ \((\d+)\)")
 _RUNTIME: Final = frozenset({"hip_api", "hip_runtime_api", "hip_compiler_api", "hsa_api"})
 

@@ -25,11 +25,11 @@ from ratchet.trace.read.stream import unpack
 from ratchet.trace.read.wire import Note, fields, message, number, signed, string
 
 PLANE = re.compile(r"^/(host|device):|^Task Environment$")
-_DEVICE = re.compile(r"^/device:(?P<sort>GPU|TPU)[^:]*:(?P<index>\d+)")
-_STREAM = re.compile(r"^Stream #(?P<stream>\d+)")
+_DEVICE = re.compile(r"^/device:(?P<sort>GPU|TPU)[^:]*:(?P<index>\d{1,9})")
+_STREAM = re.compile(r"^Stream #(?P<stream>\d{1,18})")
 _RUNTIME = re.compile(r"^(hip|__hip|hsa_|cuda[A-Z]|cu[A-Z])")
 _COPY = re.compile(r"^(Memcpy|MemcpyH2D|MemcpyD2H|MemcpyD2D|MemcpyP2P)")
-_SIZE = re.compile(r"\bsize:(\d+)")
+_SIZE = re.compile(r"\bsize:(\d{1,18})")
 _TPU_WORK: Final = ("XLA Ops", "Async XLA Ops")
 """The lines of a TPU that hold its work; others show the same again by module, step and scope."""
 _MOST_TEXT = 1 << 20  # Bytes of a text that was packed

@@ -186,7 +186,7 @@ def experts(call: Call) -> Counted | None:
 
 
 _OGS = re.compile(
-    r"^_matmul_ogs_\w+?_\w+?x\w+?x(?P<weight>\w+?)_(?P<m>\d+)x(?P<n>\d+)x\d+x1(?P<gated>_swiglu)?$"
+    r"^_matmul_ogs_\w+?_\w+?x\w+?x(?P<weight>\w+?)_(?P<m>[1-9]\d{0,5})x(?P<n>[1-9]\d{0,5})x\d+x1(?P<gated>_swiglu)?$"
 )
 """Names of triton_kernels' product over ragged experts: types, then the tile, then the split."""
 _WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "mxfp4": 17 / 32}
@@ -207,7 +207,7 @@ def hidden_experts(call: Call, launched: Sequence[tuple[str, str]]) -> Counted |
     (tokens, hidden), experts = flat[0].shape, flat[1].shape[1]
     (up, up_grid), (down, down_grid) = layers[True], layers[False]
     blocks = _blocks(down_grid) // -(-hidden // int(down["n"])) if hidden else 0
-    each = _chosen(blocks, tokens, experts, int(down["m"]))
+    each = _chosen(blocks, tokens, experts, int(down["m"])) if blocks else 0
     if not each or _blocks(up_grid) % blocks or _blocks(down_grid) % blocks:
         return None
     inner = (_blocks(up_grid) // blocks - 1) * int(up["n"]) // 2
