@@ -5,6 +5,7 @@
 FOLDER holds a tree a folder, such as clones of repositories. A kernel file is one that defines a
 kernel. `by hand` are those in which the patch leaves an error, such as PTX. The others are compiled
 with the patch: `compiled`; `excused` by a header or a library of ROCm that is not on this machine;
+`torch` if the GPU's code needs torch's headers, which this command compiles with --prove alone;
 `alone` are headers that do not compile without what stands before them, and templates that nobody
 instantiates; `failed` are the rest. The last line is one JSON object.
 """
@@ -13,22 +14,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections import Counter
 from pathlib import Path
 
 from ratchet.amd.port.compile import Compilation, is_clean
 from ratchet.amd.port.porting import PortSettings, port
 
-EXCUSE = re.compile(r"is not on this machine|--prove compiles with them")
-KINDS = ("compiled", "excused", "alone", "failed")
+EXCUSES = {"excused": "is not on this machine", "torch": "--prove compiles with them"}
+KINDS = ("compiled", *EXCUSES, "alone", "failed")
 
 
 def kind_of(one: Compilation) -> str:
     """Return in which column a file counts."""
     if one.status != "not compiled":
         return one.status
-    return "excused" if EXCUSE.search(one.why) else "alone"
+    return next((kind for kind, words in EXCUSES.items() if words in one.why), "alone")
 
 
 def main() -> None:

@@ -173,7 +173,6 @@ MORE_NAMES: Final[Mapping[str, str]] = {
     "__CUDA_RUNTIME_H__": "HIP_INCLUDE_HIP_HIP_RUNTIME_H",
     "__CUDA_RUNTIME_API_H__": "HIP_INCLUDE_HIP_HIP_RUNTIME_API_H",
     "__DRIVER_TYPES_H__": "HIP_INCLUDE_HIP_DRIVER_TYPES_H",
-    "CUDART_CB": "HIPRT_CB",
     "cudaStreamLegacy": "hipStreamLegacy",
     "cudaKernelNodeParams": "hipKernelNodeParams",
     "CUBLAS_STATUS_LICENSE_ERROR": "HIPBLAS_STATUS_UNKNOWN",

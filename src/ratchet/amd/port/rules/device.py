@@ -315,7 +315,11 @@ def fp8_types(tree: CudaTree) -> Iterator[Match]:
             yield Match(at=nodes[0].start_byte, detail=name)
 
 
-TEXTURES: Final = ("tex1Dfetch", "tex1D", "tex2D", "tex3D", "texCubemap", "surf2Dread")
+TEXTURES: Final = (
+    *("tex1Dfetch", "tex1D", "tex2D", "tex3D", "texCubemap", "tex2DLod", "tex3DLod", "tex2DGrad"),
+    *("tex1DLayered", "tex2DLayered", "texCubemapLayered", "tex2Dgather"),
+    *(f"surf{kind}{how}" for kind in ("1D", "2D", "3D") for how in ("read", "write")),
+)
 
 
 @RULES.add("texture", "error", fix="read the memory with plain loads, and interpolate in code")

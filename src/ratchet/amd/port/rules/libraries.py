@@ -128,6 +128,10 @@ def unmapped_names(tree: CudaTree) -> Iterator[Match]:
     """Torch.utils.hipify has no counterpart for this name."""
     seen: set[str] = set()
     for name, node in _api(tree):
+        if name == "CUDART_CB":
+            fix = "leave it out: it says nothing but on Windows"
+            yield Match(at=node.start_byte, detail=name, fix=fix, edits=(replaced(node, ""),))
+            continue
         if name in seen or name in hip_names() or GRAPHS.fullmatch(name):
             continue
         seen.add(name)
