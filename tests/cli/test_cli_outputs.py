@@ -64,6 +64,7 @@ READ = {
     "trace merge FOLDER",
     "trace report --capture",
     "trace report FILE_OR_FOLDER",
+    "tune KERNEL",
     "watch --against",
     "watch --suite",
 }

@@ -1,9 +1,10 @@
-"""`ratchet port`, `inspect` and `emulate`: AMD GPUs that need not be here."""
+"""`ratchet port`, `inspect`, `tune` and `emulate`: AMD GPUs that need not be here."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +25,7 @@ from ratchet.cli.app import (
     refuse,
     show,
 )
-from ratchet.cli.outputs import JUNIT, PAGE, SARIF, OutFile, OutFolder
+from ratchet.cli.outputs import JUNIT, PAGE, SARIF, TUNED, OutFile, OutFolder
 
 
 @app.command()
@@ -206,6 +207,101 @@ def inspect(
     else:
         print(f"ratchet: {found['reason']}", file=sys.stderr)
     raise typer.Exit(COMPILED if all_compiled(found) else NOT_COMPILED)
+
+
+@app.command()
+def tune(
+    kernel: Annotated[Path, typer.Argument(help="The kernel's file, in Triton.", readable=False)],
+    problem: Annotated[
+        str,
+        typer.Option(
+            "--problem",
+            metavar="PROBLEM",
+            help="What KERNEL answers, which sizes its launches: a problem's file in our form, or "
+            "a shipped problem. Default: the shipped problem with the name of KERNEL's file.",
+        ),
+    ] = "",
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="The GPU's code: gfx90a, gfx942, gfx950, gfx1100 or gfx1201."
+        ),
+    ] = "gfx942",
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="NAME=A,B",
+            help="Values to try, instead of the autotuner's; several options make a grid.",
+        ),
+    ] = None,
+    function: Annotated[
+        str | None,
+        typer.Option("--kernel", metavar="NAME", help="Triton kernel of the file to tune."),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, max=100, help="Configurations of the shortlist.")] = 5,
+    case: Annotated[
+        str | None,
+        typer.Option(help="Case whose launches to size. Default: the largest timed one."),
+    ] = None,
+    entry: EntryName = None,
+    tier: Annotated[
+        str | None,
+        typer.Option(
+            "--tier",
+            metavar="TIER",
+            help="Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", metavar="TIME", help="Limit for the whole: 30s, 5m.")
+    ] = "5m",
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER",
+            parser=OutFolder(
+                names=("tuned.py", "tune.json", "vllm.json", "aiter.json"), signs=(TUNED,)
+            ),
+            help="Folder for the shortlist as Python and as JSON.",
+        ),
+    ] = Path("ratchet-tune"),
+    as_json: AsJson = False,
+) -> None:
+    """Order a Triton kernel's configurations by the lower bound on its time, without the GPU.
+
+    Those that do not compile, spill or exceed the LDS are dropped. Nothing is timed: the shortlist
+    is for a GPU to time.
+
+    Exit code 0: there is a shortlist. 1: no configuration is left.
+    2: a mistake in the call.
+    """
+    from ratchet.amd.profile import tuning
+    from ratchet.base.show.terminal import working
+    from ratchet.judge.api import as_kernel, as_problem, check_texts
+    from ratchet.judge.terms import Terms, parse_time_limit_s
+
+    terms = Terms.of(entry=entry, tier=tier, time_limit_s=time_limit)
+    tuning.check_target(target)
+    grid = tuning.read_grid(config or [])
+    name = problem or kernel.stem
+    check_texts(name, kernel, entry=entry)
+    asked = as_problem(name, terms, on_gpu=True)
+    with working("compiling and emulating"):
+        found = tuning.tune(
+            as_kernel(kernel, asked, entry=entry),
+            asked,
+            target,
+            grid=grid,
+            function=function,
+            case=case,
+            top=top,
+            time_limit_s=parse_time_limit_s(time_limit),
+            small=as_problem(name, replace(terms, tier=None)),
+        )
+    found = tuning.write_outputs(found, out)
+    show(as_json, found.as_json, lambda: tuning.tune_report(found))
+    raise typer.Exit(COMPILED if found.shortlist else NOT_COMPILED)
 
 
 @app.command(cls=after_dashes("[OPTIONS] -- COMMAND..."))

@@ -5,6 +5,7 @@ A candidate may write the answers.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Annotated
@@ -94,19 +95,22 @@ LEAST_TIME_S = 0.5
 class ProfileProcess:
     """The process of one kernel, started anew after it died: a compiler may abort on one target."""
 
-    def __init__(self, clock: Clock, headers: Path | None = None) -> None:
+    def __init__(
+        self, clock: Clock, headers: Path | None = None, *, worker: str = PROFILE_WORKER
+    ) -> None:
         """`headers` is a folder of precompiled headers that its compiler may read."""
+        self._worker = worker
         self._clock = clock
         self._headers = headers
         self._child: Child | None = None
         self._sandbox: Sandbox | None = None
 
-    def ask(self, message: Message) -> Message:
+    def ask(self, message: Message, limit_s: float = math.inf) -> Message:
         """Return the worker's answer; raises ChildFailure, JudgeError or KernelError."""
         if self._clock.left_s < LEAST_TIME_S:
             raise JudgeError("no time was left to compile for this target")
         try:
-            reply = self._started().ask(message, limit_s=self._clock.left_s)
+            reply = self._started().ask(message, limit_s=min(limit_s, self._clock.left_s))
         except ChildFailure:
             self.close()
             raise
@@ -124,7 +128,7 @@ class ProfileProcess:
     def _started(self) -> Child:
         if self._child is None:
             self._sandbox = make_sandbox(
-                PROFILE_WORKER,
+                self._worker,
                 threads=len(os.sched_getaffinity(0)),
                 memory_bytes=MEMORY_BYTES,
                 limit_s=self._clock.left_s,

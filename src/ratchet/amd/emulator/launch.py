@@ -135,7 +135,19 @@ class _MachineLaunch(ctypes.Structure):
         ("runs", ctypes.c_void_p),
         ("run_room", ctypes.c_uint32),
         ("run_counts", ctypes.POINTER(ctypes.c_uint32)),
+        ("step", ctypes.c_uint64),
     )
+
+
+def sampling_step(grid: Sequence[int], sample: int) -> int:
+    """Return the step between the workgroups of about `sample` spread over a grid; 0 asks for all.
+
+    It shares no factor with the grid's width, or only some columns would run.
+    """
+    step = max(1, math.prod(grid) // sample) if sample else 1
+    while step > 1 and math.gcd(step, grid[0]) > 1:
+        step -= 1
+    return step
 
 
 class Emulator:
@@ -163,8 +175,9 @@ class Emulator:
         backwards: bool = False,
         races_pass: bool = False,
         sides: tuple[int, int] | None = None,
+        step: int = 1,
     ) -> LaunchCounts:
-        """Execute every workgroup; raises KernelError with the source line of a fault.
+        """Execute every `step`th workgroup; raises KernelError with the source line of a fault.
 
         The waves of a workgroup run in turn from barrier to barrier, or the last first if
         `backwards`: a right kernel gives the same result. With `races_pass`, races in LDS are no
@@ -233,6 +246,7 @@ class Emulator:
             runs=ctypes.addressof(runs),
             run_room=room,
             run_counts=noted,
+            step=step,
         )
         message = ctypes.create_string_buffer(256)
         where = ctypes.c_uint64(0)

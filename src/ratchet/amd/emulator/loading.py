@@ -28,6 +28,7 @@ from ratchet.amd.emulator.launch import (
     LaunchMemory,
     LaunchValue,
     assembly,
+    sampling_step,
     source_line,
     timeline,
 )
@@ -76,6 +77,8 @@ class EmulatedLaunch:
     workgroup_waves: int
     lds_bytes: int  # LDS bytes of a workgroup
     file: str = ""  # the file of the kernel's source, if known
+    step: int = 1  # every so many workgroups were executed
+    memory_bytes: int = 0  # of all tensors that it was given
 
     def shown(self) -> dict[str, object]:
         """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
@@ -156,6 +159,7 @@ class EmulatorDriver(FakeDriver):
     """A driver through which Triton compiles for a GPU that is not here and emulates launches."""
 
     limit = INSTRUCTION_LIMIT  # the most wave instructions of one launch
+    sample = 0  # about how many workgroups of a launch are executed; 0 is all
     has_prices = False
     """True if autotuners choose by `price_s`; else they keep the first configuration that works."""
 
@@ -248,6 +252,7 @@ class EmulatedLauncher:
     """A block's threads along x and y, if it has several dimensions."""
     file: str = ""
     limit: int = INSTRUCTION_LIMIT
+    sample: int = 0  # about how many workgroups are executed; 0 is all
     variables: PlacedVariables | None = None  # of the kernel's code, if no driver has them
 
     def run(self, *given: Any) -> EmulatedLaunch:
@@ -281,6 +286,7 @@ class EmulatedLauncher:
             else:
                 raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
         grid = [int(size) for size in given[:3]]
+        step = sampling_step(grid, self.sample)
         counts = self.driver.emulator.run(
             kernel,
             grid=grid,
@@ -290,6 +296,7 @@ class EmulatedLauncher:
             values=values,
             memories=memories,
             limit=self.limit,
+            step=step,
         )
         return EmulatedLaunch(
             name=kernel.name,
@@ -301,6 +308,8 @@ class EmulatedLauncher:
             workgroup_waves=-(-self.threads // kernel.lanes),
             lds_bytes=max(kernel.lds_bytes, self.shared_bytes),
             file=self.file,
+            step=step,
+            memory_bytes=sum({one.address: one.size for one in memories}.values()),
         )
 
 
@@ -326,6 +335,7 @@ class TritonLauncher(EmulatedLauncher):
             element_bytes=min(sizes, default=1),
             file=str(getattr(getattr(function, "__code__", None), "co_filename", "")),
             limit=driver.limit,
+            sample=driver.sample,
         )
         self._has_scratch = bool(int(getattr(metadata, "global_scratch_size", 0) or 0))
         driver.utils.registers = assembly_number(text, "vgpr_count")  # programs ask for `n_regs`

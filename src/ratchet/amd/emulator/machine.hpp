@@ -25,6 +25,7 @@ struct Launch {
     u64 *lines_at, *conflicts_at;  // by instruction
     const u64* touched;  // by instruction, a bit for each register that it reads, or writes at once
     const u32* cycles; Run* runs; u32 run_room; u32* run_counts;  // of the first workgroup: room and number of each wave's runs
+    u64 step;  // every so many workgroups run; 0 is 1
 };
 struct Fault { char text[200]; };
 template <class... T> [[noreturn]] void fail(const char* form, T... given) {

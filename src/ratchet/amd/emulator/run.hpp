@@ -75,7 +75,7 @@ extern "C" int ratchet_emulate(Launch* given, char* message, u64 room, u64* wher
         while (next < groups || !live.empty()) {
             if (next < groups && live.size() < most_live) {
                 group = idle ? std::move(idle) : std::make_unique<Group>(c, waves);
-                group->start(c, next++);
+                group->start(c, next); next += c.step ? c.step : 1;
             } else { group = std::move(live.front()); live.pop_front(); }
             if (group->go_on(c, slice, left, now)) { idle = std::move(group); continue; }
             live.push_back(std::move(group)); slice = SHORT_SLICE;
