@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from answers import LentJudge, PatientJudge
+from caught_logs import CaughtLogs
 from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
@@ -138,6 +139,31 @@ MORE_EXAMPLES = (
     "starts_anew[opened]",
     # One family's products in bf16 stand for another's.
     "test_bf16_alone_is_no_divergence[bert",
+    # The emulator's tests of fp8 codes and of matrix products take each of these operands.
+    "test_a_launcher_of_other_people_s[fp8]",
+    "test_a_launcher_of_other_people_s[xf32]",
+    # Another layout, builder or command shows each part of these.
+    "test_each_side_runs_its_own_build[src-path-python build.py path src-python bench.py]",
+    "test_each_side_runs_its_own_build[src-path-python build.py path src-/",
+    "test_each_side_runs_its_own_build[.-append",
+    "test_each_side_runs_its_own_build[python-path",
+    # Drawn kernels of rows are right; test_op_table has these ones' operations.
+    "test_a_drawn_kernel_is_right[adamw_step",
+    "test_a_drawn_kernel_is_right[cross_entropy_backward",
+    # The backward computes the same scores, in less precision and with a mask.
+    "test_torch_s_fused_attention_is_right[False-float32-0.0]",
+    # The other body is tried at the problem's own sizes for another mistake.
+    "test_what_fails_on_shrunk_sizes_is_tried_at_the_problems_own[return (torch",
+    # SIGINT ends the same command.
+    "test_a_terminated_command_leaves_nothing[bisect]",
+    # Calls alone may have half the gain, or lose.
+    "test_a_gain_that_calls_alone_do_not_have_is_none[0.005]",
+    # A textbook's softmax sums the same exponentials.
+    "test_a_textbook_s_sums_are_right[textbook logsumexp]",
+    # quantise_groups reads its rows' groups back too.
+    "test_groups_of_a_row_share_a_loop_with_what_reads_them_back[adam_8_bit]",
+    # A sweep of all types builds and trains it too; two models in one stay.
+    "test_a_type_has_a_small_form[idefics",
     # test_exploit_control proves the same kernel, and asks for more.
     "test_judge_gains.py::test_what_is_far_faster_is_proven",
 )
@@ -195,6 +221,12 @@ def pytest_terminal_summary(
 ) -> None:
     if left_out := config.stash.get(LEFT_OUT, 0):
         terminalreporter.line(f"left out: {left_out} thorough tests, which RATCHET_TEST=all runs")
+
+
+@pytest.fixture
+def caplog() -> Iterator[CaughtLogs]:
+    with CaughtLogs().attached() as caught:
+        yield caught
 
 
 @pytest.fixture(scope="session", autouse=True)

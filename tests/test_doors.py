@@ -39,8 +39,8 @@ else:
     raise AssertionError
 place = {"out": sys.argv[2], "ledger": sys.argv[2] + ".db"}
 settings = make_settings("llama-tiny", budget="1m", device="cpu", **place)
-print(json.dumps([lever.name for lever in dry_run(settings).levers]))
 """
+DRY_RUN = "print(json.dumps([lever.name for lever in dry_run(settings).levers]))"
 OTHER_PACKAGE = """
 import sys, types
 from importlib.metadata import Distribution, EntryPoint
@@ -59,11 +59,19 @@ def hello(times: int = 1) -> None:
 """
 
 
-def test_the_core_works_without_the_extras(tmp_path: Path) -> None:
-    words = [sys.executable, "-c", CORE_AT_WORK, json.dumps(EXTRAS), str(tmp_path / "out")]
+def without_extras(folder: Path, program: str) -> str:
+    words = [sys.executable, "-c", program, json.dumps(EXTRAS), str(folder / "out")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "compile" in json.loads(done.stdout)
+    return done.stdout
+
+
+def test_the_core_works_without_the_extras(tmp_path: Path) -> None:
+    without_extras(tmp_path, CORE_AT_WORK)
+
+
+def test_a_dry_run_works_without_the_extras(tmp_path: Path) -> None:
+    assert "compile" in json.loads(without_extras(tmp_path, CORE_AT_WORK + DRY_RUN))
 
 
 def test_no_file_needs_an_extra_to_be_imported() -> None:

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from each_case import each
 
 from ratchet.cli.commands import app
 from ratchet.judge.kernels.library import LIBRARY
@@ -24,7 +25,7 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@each(PAGES)
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
     local = [link for link in links if "://" not in link]

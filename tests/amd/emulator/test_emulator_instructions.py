@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from each_case import each
 from small_assembly import run
 
 from ratchet.base.errors import KernelError
@@ -138,7 +139,7 @@ SCALAR = [
 ]
 
 
-@pytest.mark.parametrize(("body", "a", "b", "c", "wanted"), VECTOR)
+@each(VECTOR)
 def test_a_vector_instruction_does_what_the_manual_says(
     body: str, a: int, b: int, c: int, wanted: int
 ) -> None:
@@ -146,7 +147,7 @@ def test_a_vector_instruction_does_what_the_manual_says(
     assert [hex(one) for one in found] == [hex(wanted)] * 64
 
 
-@pytest.mark.parametrize(("body", "a", "b", "c", "wanted"), GFX950)
+@each(GFX950)
 def test_an_instruction_of_gfx950_does_what_the_manual_says(
     body: str, a: int, b: int, c: int, wanted: int
 ) -> None:
@@ -154,7 +155,7 @@ def test_an_instruction_of_gfx950_does_what_the_manual_says(
     assert [hex(one) for one in found] == [hex(wanted)] * 64
 
 
-@pytest.mark.parametrize(("body", "a", "b", "c", "wanted"), GFX90A)
+@each(GFX90A)
 def test_an_instruction_of_gfx90a_does_what_the_manual_says(
     body: str, a: int, b: int, c: int, wanted: int
 ) -> None:
@@ -162,7 +163,7 @@ def test_an_instruction_of_gfx90a_does_what_the_manual_says(
     assert [hex(one) for one in found] == [hex(wanted)] * 64
 
 
-@pytest.mark.parametrize(("body", "wanted"), SCALAR)
+@each(SCALAR)
 def test_a_scalar_instruction_does_what_the_manual_says(body: str, wanted: int) -> None:
     found, _, _ = run(f"{body}\nv_mov_b32_e32 v4, s8")
     assert [hex(one) for one in found] == [hex(wanted)] * 64

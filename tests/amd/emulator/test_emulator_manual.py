@@ -5,12 +5,14 @@ Inputs are edges, ordinary numbers and random bits in every lane, on each target
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
 
 import manual_vector as manual
 import pytest
+from each_case import each
 from exact_numbers import F32, FORMATS, WIDTHS, read, same, written
 from manual_text import CDNA, TARGETS, has, laid, ran
 from small_assembly import run_words
@@ -67,17 +69,17 @@ def is_beyond(name: str, values: list[float]) -> bool:
     return form.is_small(float(result)) or (name.startswith("v_exp") and abs(values[0]) > 100)
 
 
-@pytest.mark.parametrize("name", EXACT)
+@each(EXACT, parts=8)
 def test_a_vector_instruction(name: str) -> None:
     check(name, EXACT[name])
 
 
-@pytest.mark.parametrize("name", manual.CLAMPED)
+@each(manual.CLAMPED)
 def test_a_clamped_instruction(name: str) -> None:
     check(name, manual.CLAMPED[name], suffix=" clamp")
 
 
-@pytest.mark.parametrize("name", manual.NEAR)
+@each(manual.NEAR)
 def test_a_vector_instruction_whose_last_bits_are_open(name: str) -> None:
     check(name, manual.NEAR[name], UNITS.get(name, 1))
 
@@ -139,9 +141,11 @@ def halves(bits: int, wide: bool) -> tuple[int, int]:
     return bits & ((1 << size) - 1), bits >> size
 
 
-@pytest.mark.parametrize("signs", ["", " neg_lo:[1,0{0}] neg_hi:[0,1{0}]"])
-@pytest.mark.parametrize("order", ["", " op_sel:[1,0{0}] op_sel_hi:[0,0{0}]"])
-@pytest.mark.parametrize("name", manual.PACKED)
+ORDERS = ("", " op_sel:[1,0{0}] op_sel_hi:[0,0{0}]")
+SIGNS = ("", " neg_lo:[1,0{0}] neg_hi:[0,1{0}]")
+
+
+@each(itertools.product(manual.PACKED, ORDERS, SIGNS), parts=2)
 def test_a_packed_instruction(name: str, order: str, signs: str) -> None:
     form, function = manual.PACKED[name]
     letter, sources = form.split(":")

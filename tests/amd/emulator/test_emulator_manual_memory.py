@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 
 import pytest
+from each_case import each
 from exact_numbers import BF16, F16, F32, F64, Format, Number, added, bits_for, signed
 from manual_text import CDNA, TARGETS
 from manual_vector import greater, lesser
@@ -116,8 +118,7 @@ def registers(first: int, size: int) -> str:
     return f"v{first}" if count == 1 else f"v[{first}:{first + count - 1}]"
 
 
-@pytest.mark.parametrize("space", ["global", "ds"])
-@pytest.mark.parametrize("kind", LOADS, ids=lambda kind: kind[0])
+@each(itertools.product(LOADS, ["global", "ds"]))
 def test_a_load(kind: tuple[str, str, str, int, str], space: str) -> None:
     """From random places of the inputs, which are copied to LDS first for `ds`."""
     *names, size, form = kind
@@ -148,8 +149,7 @@ def test_a_load(kind: tuple[str, str, str, int, str], space: str) -> None:
                 assert found[32 + word][lane] == read >> 32 * word & 0xFFFFFFFF, f"{target} {kind}"
 
 
-@pytest.mark.parametrize("kind", SCALAR_LOADS, ids=lambda kind: kind[0])
-@pytest.mark.parametrize("buffer", [False, True])
+@each(itertools.product(SCALAR_LOADS, [False, True]))
 def test_a_scalar_load(kind: tuple[str, int], buffer: bool) -> None:
     """RDNA 4 has small ones; past a buffer's end lie zeros."""
     name, size = kind
@@ -175,8 +175,7 @@ def test_a_scalar_load(kind: tuple[str, int], buffer: bool) -> None:
             assert found[32 + part][lane] == (read if last <= end else 0) & 0xFFFFFFFF
 
 
-@pytest.mark.parametrize("space", ["global", "ds"])
-@pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind[0])
+@each(itertools.product(STORES, ["global", "ds"]))
 def test_a_store(kind: tuple[str, str, str, int, str], space: str) -> None:
     """Into 16 bytes of each lane, which are read back."""
     *names, size, form = kind
@@ -233,9 +232,7 @@ def has_floats(what: str, target: str, space: str) -> bool:
     return target not in CDNA or (what == "add_f32" or space == "ds")
 
 
-@pytest.mark.parametrize("space", ["global", "ds"])
-@pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("what", [*CHANGES, *FLOATS])
+@each(itertools.product([*CHANGES, *FLOATS], [32, 64], ["global", "ds"]), parts=2)
 def test_an_atomic_operation(what: str, bits: int, space: str) -> None:
     """All lanes change eight places, in their order, and return what was there."""
     letter, change = FLOATS.get(what, ("U" if bits == 64 else "u", CHANGES.get(what)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import manual_scalar as manual
 import pytest
+from each_case import each
 from exact_numbers import FORMATS, WIDTHS, bits_for, fused, read, same, written
 from manual_text import CDNA, RDNA, TARGETS
 from small_assembly import run_words
@@ -157,22 +158,22 @@ def check(name: str, definition: Any, targets: tuple[str, ...], units: int = 0) 
                 assert same(word, expected, results, units), f"{told}: {word:#x}, not {expected:#x}"
 
 
-@pytest.mark.parametrize("name", manual.INSTRUCTIONS)
+@each(manual.INSTRUCTIONS, parts=3)
 def test_a_scalar_instruction(name: str) -> None:
     check(name, manual.INSTRUCTIONS[name], tried_of(name))
 
 
-@pytest.mark.parametrize("name", manual.SAVED)
+@each(manual.SAVED)
 def test_the_mask_of_lanes_is_kept_and_changed(name: str) -> None:
     check(name, manual.SAVED[name], tried_of(name))
 
 
-@pytest.mark.parametrize("name", manual.FLOATS)
+@each(manual.FLOATS, parts=2)
 def test_a_scalar_instruction_of_floats(name: str) -> None:
     check(name, manual.FLOATS[name], ("gfx1201",))
 
 
-@pytest.mark.parametrize("name", manual.NEAR)
+@each(manual.NEAR)
 def test_a_scalar_instruction_whose_last_bits_are_open(name: str) -> None:
     check(name, manual.NEAR[name], ("gfx1201",), 2)
 

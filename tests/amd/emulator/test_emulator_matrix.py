@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
+from each_case import each
 from small_assembly import run
 
 from ratchet.amd.emulator.hip_build import compiled_machine
@@ -81,7 +82,7 @@ def place(row: MatrixInstruction, block: int, i: int, j: int, blocks: int) -> tu
     return register, block % together * size + i // run_of % runs * together * size + j
 
 
-@pytest.mark.parametrize("row", EMULATED, ids=lambda row: f"{row.gfx}-{row.name}")
+@each(EMULATED, parts=4)
 def test_a_product_is_where_the_manual_has_it(row: MatrixInstruction) -> None:
     check(row)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from each_case import each
 from small_assembly import run
 
 from ratchet.base.errors import KernelError
@@ -83,8 +84,7 @@ RDNA4 = [
 ]
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("body", "a", "b", "c", "wanted"), VECTOR)
+@each((target, *one) for target in TARGETS for one in VECTOR)
 def test_a_vector_instruction_does_what_the_manual_says(
     target: str, body: str, a: int, b: int, c: int, wanted: int
 ) -> None:
@@ -92,8 +92,7 @@ def test_a_vector_instruction_does_what_the_manual_says(
     assert [hex(one) for one in found] == [hex(wanted)] * 32
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(("body", "wanted"), SCALAR)
+@each((target, *one) for target in TARGETS for one in SCALAR)
 def test_a_scalar_instruction_does_what_the_manual_says(
     target: str, body: str, wanted: int
 ) -> None:
@@ -101,7 +100,7 @@ def test_a_scalar_instruction_does_what_the_manual_says(
     assert [hex(one) for one in found] == [hex(wanted)] * 32
 
 
-@pytest.mark.parametrize(("body", "wanted"), RDNA4)
+@each(RDNA4)
 def test_an_instruction_of_rdna4_does_what_the_manual_says(body: str, wanted: int) -> None:
     found, _, _ = run(f"{body}\nv_mov_b32_e32 v4, s8", target="gfx1201", threads=32)
     assert [hex(one) for one in found] == [hex(wanted)] * 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from each_case import each
 
 from ratchet.base.devices import catalogue, matrix
 from ratchet.base.devices.catalogue import CatalogueDevice
@@ -13,7 +14,7 @@ AMD_GPUS = [
     if (target := device.get("target")) is not None and target.value.startswith("gfx")
 ]
 PEAKS = [
-    pytest.param(device, field.removeprefix("peak_dense.matrix_"), id=f"{device.name}-{field}")
+    (device, field.removeprefix("peak_dense.matrix_"))
     for device in AMD_GPUS
     for field in device.facts
     if field.startswith("peak_dense.matrix_")
@@ -26,7 +27,7 @@ def test_the_catalogue_has_peaks_of_every_target() -> None:
     assert len(PEAKS) >= 50
 
 
-@pytest.mark.parametrize(("device", "kind"), PEAKS)
+@each(PEAKS)
 def test_cycles_units_and_clock_give_the_published_peak(device: CatalogueDevice, kind: str) -> None:
     published = device.facts[f"peak_dense.matrix_{kind}"].number * 1e12
     computed = matrix.peak_flops_per_s(device, kind)

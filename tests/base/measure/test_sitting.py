@@ -141,8 +141,17 @@ def test_what_the_ledger_knows_adds_freedom_and_never_takes_scatter_away(
     assert freedom <= found.freedom <= freedom + MOST_PRIOR
 
 
-@pytest.mark.parametrize("screened", [True, False])
-@pytest.mark.parametrize("prior", [None, StartScatter(variance=0.03**2, freedom=20.0)])
+@pytest.mark.parametrize(
+    ("screened", "prior"),
+    [
+        (True, None),
+        (False, StartScatter(variance=0.03**2, freedom=20.0)),
+        pytest.param(False, None, marks=pytest.mark.thorough),
+        pytest.param(
+            True, StartScatter(variance=0.03**2, freedom=20.0), marks=pytest.mark.thorough
+        ),
+    ],
+)
 def test_equal_ways_are_proven_faster_in_at_most_one_of_a_hundred_sittings(
     screened: bool, prior: StartScatter | None
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from dataclasses import replace
 
 import pytest
 import torch
+from each_case import each
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ratchet.base.errors import KernelError
@@ -82,8 +84,7 @@ DRAWN_HERE = [name for name in DISTRIBUTIONS if name != "state" and "from_file" 
 """The others are drawn by a problem file's own code: tests/judge/trial/test_problem_files.py."""
 
 
-@pytest.mark.parametrize("distribution", DRAWN_HERE)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each(itertools.product(DRAWN_HERE, LAYOUTS))
 def test_the_seed_decides_the_values(distribution: str, layout: str) -> None:
     spec = TensorSpec(
         shape=(2, 3, 4, 5), dtype="float32", distribution=distribution, layout=layout, low=0, high=9

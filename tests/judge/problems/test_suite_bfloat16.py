@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from each_case import each
 from torch import Tensor
 
 from ratchet.judge.problems.problem import Case, Problem
@@ -66,7 +67,7 @@ def test_the_accelerators_dtype_is_there() -> None:
             assert "bfloat16" in {spec.dtype for spec in case.inputs}, (problem.name, case.name)
 
 
-@pytest.mark.parametrize("name", LOW)
+@each(LOW, parts=2)
 def test_sums_in_fp32_that_are_rounded_once_are_right(name: str) -> None:
     """What a fused kernel does, and the best there is: the oracle itself in the output's dtype."""
     problem = LOW[name].at("ci")
@@ -79,7 +80,7 @@ def test_sums_in_fp32_that_are_rounded_once_are_right(name: str) -> None:
                 assert passes(problem, case, inputs, got), (case.name, seed, dtype)
 
 
-@pytest.mark.parametrize("name", LOW)
+@each(LOW, parts=2)
 def test_three_percent_too_much_is_wrong(name: str) -> None:
     problem = LOW[name].at("ci")
     case = timed(problem)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from each_case import each
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
@@ -97,7 +98,7 @@ def test_what_has_codes_has_no_gradient(name: str) -> None:
     assert not first.dtype.is_floating_point or first.dtype.itemsize == 1
 
 
-@pytest.mark.parametrize("name", SUITE)
+@each(SUITE)
 def test_a_problem_is_whole_at_every_tier(name: str) -> None:
     problem = SUITE[name]
     assert Problem.from_json(problem.as_json()) == problem
@@ -109,7 +110,7 @@ def test_a_problem_is_whole_at_every_tier(name: str) -> None:
     assert len({case.name for case in problem.cases}) == len(problem.cases)
 
 
-@pytest.mark.parametrize("name", SUITE)
+@each(SUITE, parts=4)
 def test_the_reference_is_right_by_its_own_check_and_trivial_answers_are_not(name: str) -> None:
     problem = SUITE[name].at("ci")
     for case in problem.cases:
@@ -125,7 +126,7 @@ def test_the_reference_is_right_by_its_own_check_and_trivial_answers_are_not(nam
         assert gate(problem, problem.load_reference(), random.Random(5)) == []
 
 
-@pytest.mark.parametrize("name", [name for name in SUITE if name not in SHIPPED])
+@each((name for name in SUITE if name not in SHIPPED), parts=2)
 def test_every_input_matters(name: str) -> None:
     """Another value of any one input gives another answer."""
     problem = SUITE[name].at("ci")

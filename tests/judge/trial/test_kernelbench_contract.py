@@ -272,6 +272,13 @@ def test_a_kernels_constants_follow_a_problem_that_is_shrunk(
     source = OF_LARGE.format(body="torch.tanh(x + self.h0).view(ROWS, 1024)")
     verdict = judged(court, tmp_path, source, problem=LARGE)
     assert_right(verdict)
+
+
+@needs_sandbox
+@pytest.mark.usefixtures("few_rounds")
+def test_constants_that_do_not_follow_are_held_against_no_kernel(
+    court: KernelJudge, tmp_path: Path
+) -> None:
     fixed = OF_LARGE.format(body="torch.tanh(x + self.h0).view(2 * 20000, -1).view(20000, -1)")
     verdict = judged(court, tmp_path, fixed, problem=LARGE)
     assert verdict.status == "unmeasured"

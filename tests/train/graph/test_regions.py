@@ -29,7 +29,7 @@ from ratchet.judge.workers.gate import gate
 from ratchet.train.graph.regions import BEYOND_REACH, OVERLAPPED, Region, RegionReport
 from ratchet.train.graph.regions.capture import compiled_s, region_report, with_reach
 from ratchet.train.graph.regions.cut import Cut, cut_graph
-from ratchet.train.graph.regions.form import form_of, memory_layout
+from ratchet.train.graph.regions.form import RegionForm, form_of, memory_layout
 from ratchet.train.graph.regions.problems import Values, header, spec_for
 from ratchet.train.graph.regions.trace import TracedGraph, trace
 from ratchet.train.workloads.config import StepConfig
@@ -259,7 +259,7 @@ def test_a_region_computes_what_the_graph_computes(family: str) -> None:
             torch.testing.assert_close(one, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_a_problem_registers_the_prims_that_inductor_alone_has() -> None:
+def form_of_a_fused_product() -> RegionForm:
     """Inductor's decomposition of addcmul calls a prim that `torch._prims` does not have."""
     from torch._inductor import inductor_prims
 
@@ -270,11 +270,20 @@ def test_a_problem_registers_the_prims_that_inductor_alone_has() -> None:
     (cut,) = cut_graph(graph)
     form = form_of(cut, None)
     assert "prims.fma" in form.reference
+    return form
+
+
+def test_a_prim_of_inductor_is_imported_by_its_problem() -> None:
+    form = form_of_a_fused_product()
+    plain = replace(form, reference=form.reference.replace("prims.fma", "prims.sin"))
+    assert "inductor" in header(form) and "inductor" not in header(plain)
+
+
+def test_a_problem_registers_the_prims_that_inductor_alone_has() -> None:
+    form = form_of_a_fused_product()
     text = f"{header(form)}\n\n{form.reference}\n"
     lines = ["reference(*[torch.ones(4, 8)] * 3, ())"]
     subprocess.run([sys.executable, "-c", "\n".join([text, *lines])], check=True, timeout=120)
-    plain = replace(form, reference=form.reference.replace("prims.fma", "prims.sin"))
-    assert "inductor" in header(form) and "inductor" not in header(plain)
 
 
 def test_a_long_step_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:

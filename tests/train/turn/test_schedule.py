@@ -28,7 +28,7 @@ from ratchet.train.turn.schedule import (
 )
 from ratchet.train.turn.show import render_page
 
-SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 6
+SEEDS = 2_500 if os.environ.get("RATCHET_TEST") == "all" else 3
 AT_ONCE = 3
 """Worlds of one test: processes share the tests."""
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from ratchet.write.learn.corpus import Corpus
 from ratchet.write.learn.models import Policy, load_policy
 from ratchet.write.learn.stages import LearnStage, pretrain, sft
 
+MadeOnce = Callable[[str, Callable[[], Path]], Path]
+
 
 @pytest.fixture(scope="session")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
@@ -18,21 +21,21 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 
 
 @pytest.fixture(scope="session")
-def base_folder(material: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def base_folder(material: Corpus, shared: Path, made_once: MadeOnce) -> Path:
     """A base model that knows a little of the text."""
-    return pretrain(SMALL, material, tmp_path_factory.mktemp("base") / "base").folder
+    return made_once("learn-base", lambda: pretrain(SMALL, material, shared / "base").folder)
 
 
 @pytest.fixture(scope="session")
-def taught_folder(
-    base_folder: Path, material: Corpus, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def taught_folder(base_folder: Path, material: Corpus, shared: Path, made_once: MadeOnce) -> Path:
     """A policy that writes valid schedules most of the time."""
-    base = load_policy(base_folder)
-    start = load_policy(base_folder, training=True)
-    folder = tmp_path_factory.mktemp("taught") / "sft"
-    config = SMALL.changed(steps=100, measure_every=50, save_every=50, replay=0.05)
-    return sft(LearnStage(config, material, start, base, tasks(), folder)).folder
+
+    def teach() -> Path:
+        base, start = load_policy(base_folder), load_policy(base_folder, training=True)
+        config = SMALL.changed(steps=100, measure_every=50, save_every=50, replay=0.05)
+        return sft(LearnStage(config, material, start, base, tasks(), shared / "taught")).folder
+
+    return made_once("learn-taught", teach)
 
 
 @pytest.fixture

@@ -129,12 +129,12 @@ def test_where_enough_problems_are_compared_only_what_was_judged_is_taught(
 def test_a_soup_has_the_mean_weights_of_its_members_and_goes_on_after_a_kill(
     material: Corpus, base_folder: Path, tmp_path: Path
 ) -> None:
-    config = SMALL.changed(steps=4, soup=3)
+    config = SMALL.changed(steps=2, soup=3)
 
     def soup() -> dict[str, Any]:
         start, base = load_policy(base_folder, training=True), load_policy(base_folder)
         done = sft(LearnStage(config, material, start, base, tasks(), tmp_path / "sft"))
-        assert done.trained.steps == 12
+        assert done.trained.steps == 6
         return weights(tmp_path / "sft")
 
     whole = soup()
@@ -147,7 +147,7 @@ def test_a_soup_has_the_mean_weights_of_its_members_and_goes_on_after_a_kill(
     (tmp_path / "sft" / "policy.json").unlink()
     assert all(torch.equal(one, whole[name]) for name, one in soup().items())
     steps = [float(row["step"]) for row in read_curve(tmp_path / "sft")]
-    assert steps == [float(one) for one in range(12)]
+    assert steps == [float(one) for one in range(6)]
     config = config.changed(soup=2)
     with pytest.raises(LearnError, match="has soup 3, and this one 2"):
         soup()

@@ -129,10 +129,10 @@ def test_another_try_sees_the_last_answer_and_what_the_judge_said(
 def test_later_answers_share_their_reward_with_those_before(
     material: Corpus, base: Policy, taught: Policy, tmp_path: Path
 ) -> None:
-    config = CONFIG.changed(steps=4, turns=2)
+    config = CONFIG.changed(steps=2, turns=2)
     stage = LearnStage(config, material, taught, base, tasks(), tmp_path / "run")
     done = grpo(stage, SimulatedBench())
-    assert done.trained.steps == 4
+    assert done.trained.steps == 2
     rows = read_curve(tmp_path / "run")
     assert all(0 < float(row["reward"]) <= 1 for row in rows)
 

@@ -63,7 +63,10 @@ def count(found: list[Read], status: str) -> int:
 
 @pytest.mark.parametrize(
     ("call_s", "call_bytes", "calls", "recorded"),
-    [(235e-6, 64 * MIB, 86, (0.008, 0.021)), (1.8e-3, 512 * MIB, 12, (0.0055, 0.0063))],
+    [
+        (235e-6, 64 * MIB, 86, (0.008, 0.021)),
+        pytest.param(1.8e-3, 512 * MIB, 12, (0.0055, 0.0063), marks=pytest.mark.thorough),
+    ],
 )
 def test_drawn_intervals_are_as_wide_as_recorded_ones(
     call_s: float,
@@ -81,7 +84,11 @@ def test_drawn_intervals_are_as_wide_as_recorded_ones(
 
 @pytest.mark.parametrize(
     ("call_s", "call_bytes", "share"),
-    [(100e-6, 32 * MIB, 0.02), (235e-6, 64 * MIB, 0.02), (20e-6, 2 * MIB, 0.05)],
+    [
+        pytest.param(100e-6, 32 * MIB, 0.02, marks=pytest.mark.thorough),
+        (235e-6, 64 * MIB, 0.02),
+        pytest.param(20e-6, 2 * MIB, 0.05, marks=pytest.mark.thorough),
+    ],
 )
 def test_the_same_kernel_reads_one(
     call_s: float, call_bytes: int, share: float, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +99,10 @@ def test_the_same_kernel_reads_one(
     assert count(found, "correct") == len(found)
 
 
-@pytest.mark.parametrize(("call_s", "call_bytes"), [(100e-6, 32 * MIB), (20e-6, 2 * MIB)])
+@pytest.mark.parametrize(
+    ("call_s", "call_bytes"),
+    [pytest.param(100e-6, 32 * MIB, marks=pytest.mark.thorough), (20e-6, 2 * MIB)],
+)
 def test_a_gain_of_fifteen_per_cent_is_proven_in_the_first_look(
     call_s: float, call_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +162,7 @@ def test_batches_handed_over_one_by_one_prove_no_more(monkeypatch: pytest.Monkey
     "given",
     [
         {"call_s": 20e-6, "call_bytes": 2 * MIB, "starts": 0.02},
-        {"call_s": 100e-6, "starts": 0.04},
+        pytest.param({"call_s": 100e-6, "starts": 0.04}, marks=pytest.mark.thorough),
     ],
     ids=["short", "long"],
 )

@@ -25,7 +25,7 @@ from ratchet.train.workloads.parallel.parallelize import mean_loss, parallelize
 from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.workload import Workload
 
-STEPS = 3
+STEPS = 2
 NOISE = 1e-4
 """Share of the largest gradient below which one is noise: a key's bias has none at all."""
 
