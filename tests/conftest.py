@@ -158,12 +158,19 @@ MORE_EXAMPLES = (
     "test_a_terminated_command_leaves_nothing[bisect]",
     # Calls alone may have half the gain, or lose.
     "test_a_gain_that_calls_alone_do_not_have_is_none[0.005]",
-    # A textbook's softmax sums the same exponentials.
-    "test_a_textbook_s_sums_are_right[textbook logsumexp]",
     # quantise_groups reads its rows' groups back too.
     "test_groups_of_a_row_share_a_loop_with_what_reads_them_back[adam_8_bit]",
     # A sweep of all types builds and trains it too; two models in one stay.
     "test_a_type_has_a_small_form[idefics",
+    # A report's reader goes in the same way.
+    "test_a_reader_that_has_gone_ends_the_command_quietly[json]",
+    # A phone is narrower.
+    "test_an_emulated_verdict_s_page_does_not_overflow[1280]",
+    # Other families: llama, moe and vit learn, and gpt2's chunked logits have the right gradients.
+    "test_a_family_starts_at_chance_and_learns[bert",
+    "test_a_family_starts_at_chance_and_learns[gpt2",
+    "test_equal_sides_agree[moe",
+    "test_chunked_logits_have_the_gradients_of_whole_ones[bert",
     # test_exploit_control proves the same kernel, and asks for more.
     "test_judge_gains.py::test_what_is_far_faster_is_proven",
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import commands
 import pytest
 
+from ratchet.base.devices import rates
 from ratchet.cli import main
 from ratchet.cli.commands import app
 
@@ -86,7 +87,13 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("ratchet 0.")
 
 
-def test_device_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_device_as_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # keeps what is measured so shortly
+    monkeypatch.setitem(rates.GEMM_SIZES, "cpu", (128,))
+    for budget in ("GEMM", "STREAM", "LOOP"):
+        monkeypatch.setattr(rates, f"{budget}_BUDGET_S", 0.02)
     assert main(["device", "--device", "cpu", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["device"]["kind"] == "cpu"

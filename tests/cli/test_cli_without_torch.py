@@ -47,6 +47,7 @@ MISTAKES = {
     "optimize llama-tiny --out broken.py": "is a file: name a folder",
     "bench lama-60m": "did you mean",
     "bench llama-tiny --device tpu": "use auto, cpu",
+    "compare --budget 1s -- true": "at least 30s",
     "device --device tpu": "use auto, cpu",
     "trace report missing.json": "missing.json cannot be read",
     "trace record lama-60m": "did you mean",

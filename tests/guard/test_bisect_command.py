@@ -35,7 +35,7 @@ def _start(words: list[str], counter: Path) -> subprocess.Popen[str]:
 
 def test_a_slowdown_in_a_real_repository_is_found_by_a_killed_run(tmp_path: Path) -> None:
     repository = tmp_path / "repository"
-    made = make_repository(repository, commits=33, slow_at=20, broken=(8, 16))
+    made = make_repository(repository, commits=17, slow_at=11, broken=(4, 8))
     (repository / "program.py").write_text("raise SystemExit('the checkout is dirty')\n")
     (repository / "own.txt").write_text("untracked\n")
     before = git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")
@@ -44,7 +44,7 @@ def test_a_slowdown_in_a_real_repository_is_found_by_a_killed_run(tmp_path: Path
     with _start(words, tmp_path / "counter") as run:
         deadline = time.monotonic() + 100
         while time.monotonic() < deadline and run.poll() is None:
-            if sum(f.read_bytes().count(b"\n") for f in tmp_path.glob("state/*/*.jsonl")) >= 12:
+            if sum(f.read_bytes().count(b"\n") for f in tmp_path.glob("state/*/*.jsonl")) >= 8:
                 break
             time.sleep(0.02)
         run.send_signal(signal.SIGKILL)
@@ -56,9 +56,9 @@ def test_a_slowdown_in_a_real_repository_is_found_by_a_killed_run(tmp_path: Path
     assert run.returncode == 0, err
     result = json.loads(out)
     assert result["answer"] == "found" and result["pairs"]["confirm"] > 0
-    assert result["suspects"][0]["revision"] == made[20]
-    assert result["suspects"][0]["subject"] == "change 20"
-    assert result["resumed_pairs"] >= 10
+    assert result["suspects"][0]["revision"] == made[11]
+    assert result["suspects"][0]["subject"] == "change 11"
+    assert result["resumed_pairs"] >= 6
     assert "your checkout has uncommitted changes" in result["notes"][0]
 
     after = git(repository, "status", "--porcelain"), git(repository, "rev-parse", "HEAD")

@@ -52,7 +52,10 @@ def test_a_rank_behind_a_slow_link_is_named_and_no_other(world: int) -> None:
 JOB = """
 import os, sys
 from ratchet.base.errors import RanksError
+import ratchet.scale.ranks.preflight as room
 from ratchet.scale.ranks.preflight import preflight
+room.GEMM_SIZE, room.COPY_BYTES = {"cpu": 128}, {"cpu": 1 << 20}
+room.MESSAGE_BYTES = {"cpu": 1 << 16}
 if sys.argv[1] == "dies" and os.environ["RANK"] == "1":
     os._exit(9)
 try:

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +64,7 @@ def run(
     return done.returncode, ran, done.stdout.splitlines()
 
 
+@cache
 def planned() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the parts and the figures that --dry-run prints."""
     command = ["sh", str(SCRIPT), "--dry-run"]

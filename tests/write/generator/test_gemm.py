@@ -26,7 +26,8 @@ TERMS = 3e-6
         ("native", "", ()),
         pytest.param("x86-64", "avx", (), marks=pytest.mark.thorough),
         pytest.param("haswell", "avx2", (), marks=pytest.mark.thorough),
-        ("haswell", "avx2", ("-DRATCHET_AMX_EMULATE",)),
+        # test_linear and test_attention run AMX's emulation too.
+        pytest.param("haswell", "avx2", ("-DRATCHET_AMX_EMULATE",), marks=pytest.mark.thorough),
         pytest.param("skylake-avx512", "avx512vl", (), marks=pytest.mark.thorough),
         pytest.param("cooperlake", "avx512_bf16", (), marks=pytest.mark.thorough),
     ],

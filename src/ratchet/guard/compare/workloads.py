@@ -17,7 +17,6 @@ from ratchet.base.measure.contest import batch_iterations
 from ratchet.base.measure.metrics import BASELINE, CPU_TIME, NEW, PEAK_MEMORY, TIME, TWIN, Readings
 from ratchet.base.serialise import document_of
 from ratchet.judge.steps.arms import ArmLaunches, ArmSpec
-from ratchet.train.recipe.facts import ArmFacts
 from ratchet.train.turn.arm import StepArm
 from ratchet.train.workloads.names import LoadOptions
 
@@ -145,6 +144,8 @@ class WorkloadContest:
                     self._iterations[arm.name] = batch_iterations(arm.run(1).wall_time_s)
             self._iterations[TWIN] = self._iterations[BASELINE]
             yield arms
+        from ratchet.train.recipe.facts import ArmFacts  # torch
+
         for name, said in self.descriptions.items():
             peak_bytes = msgspec.convert(said, ArmFacts).peak_memory_bytes
             self.peaks.append((name, launch, float(peak_bytes)))
