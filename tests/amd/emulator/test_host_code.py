@@ -5,13 +5,16 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from small_assembly import text_of
+from torch.overrides import TorchFunctionMode
 
 from ratchet.amd.compile.hip_compiler import RUNTIME_SOURCES
 from ratchet.amd.compile.process import hip_interface
+from ratchet.amd.emulator import loading
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.hip_loading import HipProgram
 from ratchet.base.errors import KernelError
@@ -82,3 +85,23 @@ def test_the_first_error_is_told_and_the_next_call_is_well(program: HipProgram) 
         program(x, (2048.0,), [FORM], [])
     (found,) = program(x, (64.0,), [FORM], [])
     assert found.tolist() == [2.0] * 64 + [1.0] * 64
+
+
+def test_new_memory_costs_one_turn_of_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn costs as much as a small operation."""
+    called: list[object] = []
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> object:
+            called.append(func)
+            return func(*args, **(kwargs or {}))
+
+    for place, name in loading.UNWRITTEN:
+        owner = getattr(torch, place) if place else torch
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # it is put back
+    loading.poison_new_memory()
+    with Counting():
+        made = torch.empty(3)
+    assert len(called) == 1 and made.isnan().all()

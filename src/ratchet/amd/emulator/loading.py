@@ -137,8 +137,8 @@ def poison_new_memory() -> None:
         def fresh(*given: object, **named: object) -> torch.Tensor:
             tensor = make(*given, **named)
             with torch._C.DisableTorchFunction():  # a mode may say that it is on `cuda`
-                is_here = tensor.device.type == "cpu"
-            if is_here and tensor.dtype != torch.bool:
+                if tensor.device.type != "cpu" or tensor.dtype == torch.bool:
+                    return tensor
                 storage = tensor.untyped_storage()
                 if storage.nbytes() > LARGE_BYTES and storage.nbytes() > (free := free_bytes()):
                     raise torch.OutOfMemoryError(

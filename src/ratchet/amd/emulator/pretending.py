@@ -98,6 +98,7 @@ FOR_INTEGERS_TOO: Final = (torch.histc, Tensor.histc)
 """Functions that a GPU has for integers, and the CPU for floats alone."""
 WITH_RESULT_TYPE: Final = (torch.mm, torch.bmm, torch.addmm, torch.baddbmm)
 """Products that a GPU gives in a wider type than its operands': `out_dtype`."""
+SPECIAL: Final = frozenset((*FOR_INTEGERS_TOO, *WITH_RESULT_TYPE))
 GIVES_NO_TENSOR: Final = frozenset(
     (
         *(getattr(Tensor, f"__{one}__") for one in ("len", "bool", "float", "int", "index")),
@@ -131,15 +132,14 @@ class EmulatedGpu(TorchFunctionMode):
         self._device = device
         self._default_is_gpu = False
         self.told = _NamedDevice()
-        self._answers: dict[object, Callable[[Tensor], object]] = {
+        self._ways: dict[object, Callable[..., object]] = {
+            **{one: one for one in (*GIVES_NO_TENSOR, *NAMES_A_DEVICE)},
             Tensor.device.__get__: self.device_of,
             _getter("is_cuda"): lambda one: self.device_of(one).type == "cuda",
             _getter("is_cpu"): lambda one: self.device_of(one).type == "cpu",
             Tensor.get_device: lambda one: 0 if self.is_on_gpu(one) else -1,
             Tensor.pin_memory: lambda one: one,
             Tensor.is_pinned: lambda _: False,
-        }
-        self._moves: dict[object, Callable[..., object]] = {
             Tensor.to: self._to,
             Tensor.cuda: lambda one, index=None, *_, **__: self._to(
                 one, GPU if index is None else index
@@ -154,21 +154,23 @@ class EmulatedGpu(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
-        answer = self._answers.get(func)
-        if answer is not None:
-            return answer(args[0])
-        if func in GIVES_NO_TENSOR or func in NAMES_A_DEVICE:
-            return func(*args, **(kwargs or {}))
-        move = self._moves.get(func)
-        if move is not None:
-            return move(*args, **(kwargs or {}))
+        # Every operation of the program comes by: one look-up, and no generators.
+        way = self._ways.get(func)
+        if way is not None:
+            return way(*args, **(kwargs or {}))
         given, named, told = args, kwargs or {}, None
-        if kwargs or any(isinstance(one, (str, torch.device)) for one in args):
-            given, named, told = self._real(args, named)
-        if func in FOR_INTEGERS_TOO and not given[0].is_floating_point():
-            func = _in_float64(func)
-        if func in WITH_RESULT_TYPE:
-            given, named = _widened([*given], {**named})
+        if kwargs:
+            given, named, told = self._real(args, kwargs)
+        else:
+            for one in args:
+                if isinstance(one, (str, torch.device)):
+                    given, named, told = self._real(args, {})
+                    break
+        if func in SPECIAL:
+            if func in FOR_INTEGERS_TOO and not given[0].is_floating_point():
+                func = _in_float64(func)
+            if func in WITH_RESULT_TYPE:
+                given, named = _widened([*given], {**named})
         outer, self.told.device = self.told.device, told
         try:
             result = func(*given, **named)
@@ -215,10 +217,15 @@ class EmulatedGpu(TorchFunctionMode):
             return told == HOST
         some = False
         for value in (*args, *named.values()) if named else args:
-            for one in (value,) if isinstance(value, Tensor) else _tensors((value,)):
-                if self.is_on_gpu(one):
+            if isinstance(value, Tensor):
+                if self.is_on_gpu(value):
                     return False
                 some = True
+            elif isinstance(value, (list, tuple)):
+                for one in _tensors(value):
+                    if self.is_on_gpu(one):
+                        return False
+                    some = True
         return some or not self._default_is_gpu
 
     def is_on_gpu(self, tensor: Tensor) -> bool:
