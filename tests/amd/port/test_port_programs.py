@@ -63,7 +63,7 @@ PROGRAMS = {
         "#include <torch/extension.h>\n#include <device_launch_parameters.h>\n"
         "struct __align__(8) Pair { float m, d; };\n"
         "template <int N, typename T> __global__ void both(T* x) { Pair p = {1, 2}; x[N] = p.d; }\n"
-        "#define BIND(name, kind) \\\n"
+        "#define BIND(name, \\\n             kind) \\\n"
         "  void name(torch::Tensor x) { both<4, kind><<<1, 1>>>(x.data_ptr<kind>()); }\n"
         "BIND(first, float)\nBIND(second, double)\n"
         "void third() { const int wide = 8; both<wide, float><<<1, 1>>>(nullptr); }\n"

@@ -97,7 +97,7 @@ RECORD: Final = re.compile(
 )
 """A type that the parser takes for a function, because of its attribute."""
 DEFINED: Final = re.compile(
-    rb"^[ \t]*#[ \t]*define[ \t]+(\w+)\([^)\n]*\)((?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE
+    rb"^[ \t]*#[ \t]*define[ \t]+(\w+)\((?:[^)\n]|\\\n)*\)((?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE
 )
 BINDS: Final = (rb"PYBIND11_MODULE", rb"TORCH_LIBRARY\w*")
 
