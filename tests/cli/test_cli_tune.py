@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import mistake
+from rich.console import Console
 
 from ratchet.amd.emulator.launch import sampling_step
 from ratchet.amd.profile.tuning import (
@@ -19,9 +22,11 @@ from ratchet.amd.profile.tuning import (
     narrowed,
     python_text,
     read_grid,
+    tune_report,
     write_outputs,
 )
 from ratchet.base.errors import KernelError
+from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.trial.kernel_trial import why_no_kernels
@@ -149,6 +154,16 @@ def test_the_python_file_holds_the_shortlist_and_a_perf_model(tmp_path: Path) ->
     given = {"x": object(), "n": 5, "num_ctas": 1, "num_stages": 2}
     assert found["perf_model"](BLOCK=128, num_warps=4, **given) == 2e-6
     assert found["perf_model"](BLOCK=128, num_warps=8, **given) == math.inf
+
+
+def test_the_table_names_what_differs() -> None:
+    other = replace(ranked(128, 2e-6), config={"BLOCK": 128, "num_warps": 4})
+    said = io.StringIO()
+    report = tune_report(result(ranked(64, 1e-6), other))
+    print_report(report, Console(file=said, width=120, markup=False))
+    text = " ".join(said.getvalue().split())
+    assert "BLOCK=64 num_stages=2" in text and "All have num_warps=4." in text
+    assert "ordered by the lower bound on its time; nothing was timed" in text
 
 
 def test_without_a_shortlist_nothing_is_written(tmp_path: Path) -> None:

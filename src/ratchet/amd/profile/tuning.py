@@ -91,9 +91,16 @@ class RankedConfig:
     right: str = ""  # the judge's status on small sizes; empty if it was not asked
     dropped: str = ""
 
-    @property
-    def words(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.config.items())
+    def words(self, names: Sequence[str]) -> str:
+        """Return the values of some of its names."""
+        return " ".join(f"{name}={self.config[name]}" for name in names if name in self.config)
+
+    def row(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return its cells under COLUMNS."""
+        numbers = (self.vgprs, self.lds_bytes, self.waves)
+        bound = show_time(self.bound_s or 0.0)
+        cells = (bound, self.limit, *(f"{one or 0:,}" for one in numbers), self.right)
+        return (self.words(names), *cells)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -467,22 +474,19 @@ def python_text(result: TuneResult) -> str:
     )
 
 
-COLUMNS: Final = (
-    m.name("configuration", "words"),
-    m.number("at least", "bound_s", show_time),
-    m.Column("limited by", "limit"),
-    m.number("VGPR", "vgprs", str),
-    m.number("LDS bytes", "lds_bytes", lambda value: f"{value:,}"),
-    m.number("waves", "waves", str),
-    m.Column("on small sizes", "right"),
-)
+COLUMNS: Final = ("config", "at least", "limit", "VGPR", "LDS bytes", "waves", "judged")
 MOST_SHOWN: Final = 20
 
 
 def tune_report(result: TuneResult) -> m.ResultReport:
     """Describe the result for people."""
-    dropped = [(one.words, one.dropped) for one in result.dropped]
-    tried = counted(len(result.order) + len(result.dropped), "configuration")
+    every_one = (*result.order, *result.dropped)
+    names = list(dict.fromkeys(name for one in every_one for name in one.config))
+    values = {name: {repr(one.config.get(name, ...)) for one in every_one} for name in names}
+    varied = [name for name in names if len(values[name]) > 1] or names
+    same = every_one[0].words([name for name in names if name not in varied])
+    dropped = [(one.words(varied), one.dropped) for one in result.dropped]
+    tried = counted(len(every_one), "configuration")
     ran = sum(one.emulated_workgroups for one in result.order)
     every = sum(one.workgroups for one in result.order)
     return m.ResultReport(
@@ -493,15 +497,14 @@ def tune_report(result: TuneResult) -> m.ResultReport:
         sections=m.blocks(
             m.section(
                 "By the lower bound",
-                m.ResultTable(COLUMNS, result.order[:MOST_SHOWN]),
+                m.grid(COLUMNS, [one.row(varied) for one in result.order[:MOST_SHOWN]], left=1),
+                f"All have {same}." if same else None,
                 f"{ran:,} of {every:,} workgroups were emulated, and their counts scaled to all. "
                 "Caches and waits are left out: time the shortlist on the GPU.",
             )
             if result.order
             else None,
-            m.section("Dropped", m.grid(("configuration", "why"), dropped, left=2))
-            if dropped
-            else None,
+            m.section("Dropped", m.grid(("config", "why"), dropped, left=2)) if dropped else None,
             m.written(result.paths) if result.paths else None,
         ),
     )
