@@ -12,10 +12,13 @@ from html_pages import CHROMIUM, all_in_chromium, hostile, in_chromium, tags
 from made_up_result import CHOICES, as_result, make_result
 from rich.console import Console
 
+from ratchet.base.measure import Sample
+from ratchet.base.measure.estimate import summarise
 from ratchet.base.show.model import text_of
 from ratchet.base.show.terminal import print_report
 from ratchet.train.turn import comparisons
 from ratchet.train.turn.comparisons import answers_of, headline
+from ratchet.train.turn.compose import ends_of
 from ratchet.train.turn.optimize_result import LossResult, OptimizeResult
 from ratchet.train.turn.show import changed_settings, optimize_report, render_page, tiles
 
@@ -80,6 +83,28 @@ def test_a_step_of_a_few_samples_has_no_interval() -> None:
     row = next(line for line in terminal(found).splitlines() if "as written" in line.lower())
     assert " - " not in row
     assert render_page(found)
+
+
+def test_two_launches_far_apart_give_no_interval() -> None:
+    def of(times_s: list[float]) -> tuple[float | None, float | None]:
+        samples = [
+            Sample(
+                arm="a",
+                launch=launch,
+                round=round_,
+                position=0,
+                iterations=1,
+                wall_time_s=time_s * (1 + round_ / 100),
+                cpu_time_s=time_s,
+            )
+            for launch, time_s in enumerate(times_s)
+            for round_ in range(8)
+        ]
+        return ends_of(summarise(samples, "a"))
+
+    assert of([0.2, 0.3]) == (None, None)
+    low_s, high_s = of([0.2, 0.21, 0.2, 0.21])
+    assert low_s is not None and high_s is not None and low_s < 0.21 < high_s
 
 
 def test_a_turn_that_proved_nothing_says_what_more_time_is_for() -> None:

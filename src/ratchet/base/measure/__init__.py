@@ -30,8 +30,8 @@ further from 1, is too wide to tell anything. `equivalent` needs an interval bet
 WIDEST: most of what Ratchet keeps wins 3 to 50 %, and floors on shared machines that work as they
 should reach 1.01 to 1.1, so a narrower width would refuse most answers there, and a wider one would
 call a gain of a tenth no difference."""
-WORTHLESS = 100.0
-"""An interval whose ends are so many times apart comes of two or three samples."""
+WORTHLESS = 10.0
+"""An interval whose ends are so many times apart comes of two or three samples or launches."""
 _WIDE = 2 * math.log(WIDEST) * (1 + 1e-9)
 
 
@@ -164,8 +164,11 @@ def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) ->
     return f"the interval holds 1 ({span(low, high)})"
 
 
+def tells(low: float, high: float) -> bool:
+    """Return False if the ends of an interval of positive numbers are too far apart to be shown."""
+    return high <= WORTHLESS * low
+
+
 def span(low: float, high: float) -> str:
     """Return an interval of ratios in words; the ends of one that tells nothing are not shown."""
-    if high > WORTHLESS * max(low, 1e-300):
-        return "unknown, too few samples"
-    return f"{low:.2f} to {high:.2f}"
+    return f"{low:.2f} to {high:.2f}" if tells(low, high) else "unknown, too few samples"

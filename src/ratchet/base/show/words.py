@@ -90,8 +90,8 @@ def show_ratio(ratio: float | None) -> str:
 
 
 def show_interval(low: float | None, high: float | None) -> str:
-    """Format the interval of a ratio; one whose ends are a hundred times apart tells nothing."""
-    if low is None or high is None or high > 100 * low:
+    """Format the interval of a ratio; one whose ends are ten times apart tells nothing."""
+    if low is None or high is None or high > 10 * low:
         return ABSENT
     return f"{low:.2f} to {high:.2f}"
 

@@ -532,5 +532,5 @@ def _done(event: str, details: dict[str, Json]) -> str:
     if event == "screened" and details.get("ratio"):
         ratio = show_ratio(float(details["ratio"]))
         clear = details.get("answer", "faster") in DECIDED
-        return f"{details['title']}: {ratio if clear else f'no clear difference ({ratio})'}"
+        return f"{details['title']}: {ratio if clear else f'{ratio} so far, undecided'}"
     return ""

@@ -16,7 +16,8 @@ from ratchet.base.devices.ceilings import Ceilings, above, mfu
 from ratchet.base.devices.probe import Device, describe_device, software
 from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.base.files import write_whole
-from ratchet.base.measure import Ratio
+from ratchet.base.measure import Ratio, tells
+from ratchet.base.measure.estimate import ArmTime
 from ratchet.base.serialise import document_of, encoded
 from ratchet.train.recipe import Candidate, ModelSignature, Recipe
 from ratchet.train.recipe.facts import ArmFacts, StepFacts
@@ -138,6 +139,12 @@ def _took_s(turn: Turn) -> dict[str, float]:
     return {what: time_s for what, time_s in turn.schedule.took_s.items() if time_s > 0}
 
 
+def ends_of(summary: ArmTime) -> tuple[float | None, float | None]:
+    """Return the interval of an arm's time in s; none of few samples, or of launches far apart."""
+    shown = summary.count >= FEWEST_TIMES and tells(summary.low_s, summary.high_s)
+    return (summary.low_s, summary.high_s) if shown else NO_ENDS
+
+
 def _timed(
     turn: Turn, arms: Mapping[str, Candidate | None], proof: Proof, facts: StepFacts
 ) -> dict[str, ArmResult]:
@@ -149,8 +156,7 @@ def _timed(
     for role, candidate in arms.items():
         if proof.timed(role):
             summary = proof.summary(role)
-            ends = (summary.low_s, summary.high_s) if summary.count >= FEWEST_TIMES else NO_ENDS
-            times_s[role] = (summary.median_s, *ends)
+            times_s[role] = (summary.median_s, *ends_of(summary))
         elif candidate is not None and (step_s := turn.costs.steps_s.get(candidate.key())):
             times_s[role] = (step_s, *NO_ENDS)
     flops = facts.flops_per_step or 0.0
