@@ -95,6 +95,11 @@ class Floor:
         reach = max(high, 1 / low)
         return cls(low=1 / reach, high=reach, pairs=pairs)
 
+    @property
+    def words(self) -> str:
+        digits = ".2g" if self.high > 100 else ".2f"
+        return f"{self.low:{digits}} to {self.high:{digits}}"
+
     def contains(self, low: float, high: float) -> bool:
         return self.low <= low and high <= self.high
 
@@ -150,7 +155,7 @@ def noise_of(low: float, high: float, floor: Floor | None) -> str:
     width = math.log(high) - math.log(max(low, 1e-300))
     shown = [f"interval {span(low, high)}"] if width > _WIDE else []
     if floor is not None and (shown or floor.high > WIDEST):
-        shown.append(f"A/A {span(floor.low, floor.high)}")
+        shown.append(f"A/A {floor.words}")
     return f"the machine was too noisy ({', '.join(shown)})" if shown else ""
 
 
@@ -160,7 +165,7 @@ def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) ->
     if noise:
         return noise
     if floor is not None and floor.contains(ratio, ratio):
-        return f"the difference is within the noise (A/A {span(floor.low, floor.high)})"
+        return f"the difference is within the noise (A/A {floor.words})"
     return f"the interval holds 1 ({span(low, high)})"
 
 
