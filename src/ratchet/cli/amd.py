@@ -27,6 +27,15 @@ from ratchet.cli.app import (
 )
 from ratchet.cli.outputs import JUNIT, PAGE, SARIF, TUNED, OutFile, OutFolder
 
+LaunchTier = Annotated[
+    str | None,
+    typer.Option(
+        "--tier",
+        metavar="TIER",
+        help="Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
+    ),
+]
+
 
 @app.command()
 def port(
@@ -166,14 +175,7 @@ def inspect(
         typer.Option(help="Case whose launches to compile. Default: the largest timed one."),
     ] = None,
     entry: EntryName = None,
-    tier: Annotated[
-        str | None,
-        typer.Option(
-            "--tier",
-            metavar="TIER",
-            help="Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
-        ),
-    ] = None,
+    tier: LaunchTier = None,
     scale: ScaleFactor = "1",
     as_json: AsJson = False,
 ) -> None:
@@ -245,14 +247,7 @@ def tune(
         typer.Option(help="Case whose launches to size. Default: the largest timed one."),
     ] = None,
     entry: EntryName = None,
-    tier: Annotated[
-        str | None,
-        typer.Option(
-            "--tier",
-            metavar="TIER",
-            help="Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
-        ),
-    ] = None,
+    tier: LaunchTier = None,
     time_limit: Annotated[
         str, typer.Option("--time-limit", metavar="TIME", help="Limit for the whole: 30s, 5m.")
     ] = "5m",

@@ -277,7 +277,7 @@ def test_names_of_files_are_safe() -> None:
     for name in ("../../x", "", "\udcff", "a" * 10_000, "con"):
         assert len(digits_of(name)) == 12 and digits_of(name).isalnum()
     assert check_commit_url("") == ""
-    shown = links.Links(commit_url=check_commit_url(FORGE)).forge("v1/../<x>+changes")
+    shown = links.SiteLinks(commit_url=check_commit_url(FORGE)).forge("v1/../<x>+changes")
     assert shown == "https://forge.example/p/commit/v1%2F..%2F%3Cx%3E"
 
 

@@ -91,7 +91,7 @@ def show_ratio(ratio: float | None) -> str:
 
 def show_interval(low: float | None, high: float | None) -> str:
     """Format the interval of a ratio; one whose ends are ten times apart tells nothing."""
-    if low is None or high is None or high > 10 * low:
+    if low is None or high is None or high > 10 * low:  # as `base.measure.tells` decides
         return ABSENT
     return f"{low:.2f} to {high:.2f}"
 

@@ -34,7 +34,7 @@ RunState = Literal["running or killed", "finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class LedgerRun:
     """A run of a command that the ledger knows by a name."""
 
     key: str  # Its identity
@@ -84,7 +84,7 @@ class Named:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counted:
+class CountedRows:
     """The newest rows of a kind, the newest first, and the number of all."""
 
     rows: Sequence[Any]
@@ -140,11 +140,11 @@ class SiteBook:
         rows = self._read(table, table.c.hash, table.c.name, table.c.id)
         return {row.hash: Named(hash=row.hash, name=row.name, id=row.id) for row in rows}
 
-    def recipes(self) -> Counted:
+    def recipes(self) -> CountedRows:
         """Return the recipes; what was damaged has no kernels."""
         table = schema.recipes
         rows = self._read(table, *(table.c[name] for name in ("id", "at", "device", "turn")))
-        return Counted(rows=[self._recipe(row) for row in rows[:MOST_PAGES]], every=len(rows))
+        return CountedRows(rows=[self._recipe(row) for row in rows[:MOST_PAGES]], every=len(rows))
 
     def _recipe(self, row: Row[Any]) -> WrittenRecipe:
         found = self.payload("recipes", row.id)
@@ -172,15 +172,15 @@ class SiteBook:
         with explained(self._engine.url), self._engine.connect() as connection:
             return _mapping(connection.execute(query.limit(1)).scalar())
 
-    def runs(self) -> Counted:
+    def runs(self) -> CountedRows:
         """Return the runs of `optimize`, `compare`, `write` and `bench`."""
         found = [*self._turns(), *self._writing(), *self._benches()]
         found.sort(key=lambda one: one.at, reverse=True)
         kept = found[:MOST_PAGES]
         titles = [self._titled(one) for one in kept]
-        return Counted(rows=titles, every=len(found))
+        return CountedRows(rows=titles, every=len(found))
 
-    def _titled(self, run: Run) -> Run:
+    def _titled(self, run: LedgerRun) -> LedgerRun:
         """Return a run with its workload's name: the ledger looks turns up by a hash."""
         if run.command != "optimize":
             return run
@@ -192,28 +192,28 @@ class SiteBook:
             started = _mapping(connection.execute(query.limit(1)).scalar())
         return replace(run, title=str(started.get("workload") or run.title))
 
-    def _turns(self) -> list[Run]:
+    def _turns(self) -> list[LedgerRun]:
         table = schema.turns
         names = ("turn", "event", "command", "workload", "at", "device", "software", "id")
-        found: dict[str, Run] = {}
+        found: dict[str, LedgerRun] = {}
         for row in reversed(self._read(table, *(table.c[name] for name in names))):
             _step(found, row.turn, row, row.command, row.workload, "turns")
         return list(found.values())
 
-    def _writing(self) -> list[Run]:
+    def _writing(self) -> list[LedgerRun]:
         table = schema.writing_runs
         names = ("run", "event", "name", "at", "device", "software", "id")
-        found: dict[str, Run] = {}
+        found: dict[str, LedgerRun] = {}
         for row in reversed(self._read(table, *(table.c[name] for name in names))):
             _step(found, row.run, row, "write", row.name, "writing_runs")
         return list(found.values())
 
-    def _benches(self) -> list[Run]:
+    def _benches(self) -> list[LedgerRun]:
         table = schema.evidence
         names = ("id", "kind", "key", "at", "device", "software")
         rows = self._read(table, *(table.c[n] for n in names), where=table.c.kind.in_(BENCHES))
         return [
-            Run(
+            LedgerRun(
                 key=f"bench {row.id}",
                 command="bench",
                 title=row.key,
@@ -248,7 +248,7 @@ class SiteBook:
 
 
 def _step(
-    found: dict[str, Run], key: str, row: Row[Any], command: str, title: str, table: str
+    found: dict[str, LedgerRun], key: str, row: Row[Any], command: str, title: str, table: str
 ) -> None:
     """Bring a run up to date with one event of its life; the events come in their order."""
     ended: Mapping[str, RunState] = {
@@ -261,7 +261,7 @@ def _step(
     if (old := found.get(key)) is not None:
         found[key] = replace(old, state=state, place=place)
         return
-    found[key] = Run(
+    found[key] = LedgerRun(
         key=key,
         command=command,
         title=title,

@@ -17,7 +17,7 @@ from ratchet.base.measure.metrics import MetricAnswer, Readings
 from ratchet.base.show import figures
 from ratchet.base.show import model as m
 from ratchet.base.show.words import plain, show_interval, show_ratio, show_time
-from ratchet.guard.site.book import Judged, Named, Run, WrittenRecipe
+from ratchet.guard.site.book import Judged, LedgerRun, Named, WrittenRecipe
 from ratchet.guard.site.facts import SiteFacts, left_out
 from ratchet.guard.site.links import clipped, moment
 from ratchet.guard.site.lists import RECIPE_IS, recipe_chip, run_columns
@@ -69,7 +69,7 @@ def unreadable(what: str) -> m.ReportSection:
 # Runs.
 
 
-def run_page(facts: SiteFacts, run: Run) -> m.ResultReport:
+def run_page(facts: SiteFacts, run: LedgerRun) -> m.ResultReport:
     """Describe a run: its answer, what was measured, and what it left behind."""
     document = facts.book.payload(*run.place)
     known: list[m.Named] = [
@@ -101,7 +101,7 @@ def run_page(facts: SiteFacts, run: Run) -> m.ResultReport:
     )
 
 
-def _compared(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
+def _compared(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.ReportBlock, ...]:
     from ratchet.guard.compare import comparison_report  # this imports torch, and few runs need it
 
     if "metrics" not in document:
@@ -131,7 +131,7 @@ def _compared(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBl
     )
 
 
-def _numerics(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
+def _numerics(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.ReportBlock, ...]:
     from ratchet.guard.numerics.comparison import numerics_report
     from ratchet.guard.numerics.find import NumericsResult
 
@@ -142,7 +142,7 @@ def _numerics(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBl
     return (m.section("Answer", m.Words(report.headline), *report.header, *report.sections),)
 
 
-def _optimized(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
+def _optimized(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.ReportBlock, ...]:
     recipes = [one for one in facts.recipes.rows if one.turn == run.key]
     speedups = document.get("speedup") or {}
     recipe_is = RECIPE_IS.get(str(document.get("recipe_is")), "")
@@ -179,7 +179,7 @@ def speedup_tiles(speedups: Mapping[str, Json]) -> list[m.Tile]:
 
 
 def _samples(
-    facts: SiteFacts, run: Run, styles: Mapping[str, tuple[str, str]], what: str
+    facts: SiteFacts, run: LedgerRun, styles: Mapping[str, tuple[str, str]], what: str
 ) -> m.ReportSection | None:
     samples = facts.book.ledger.measurements(run.key)
     plot = figures.dots_plot(samples, styles, what=what)
@@ -190,7 +190,7 @@ def _samples(
     return m.section("Raw samples", said, m.Figure("plot", plot, label, "dots"), on="page")
 
 
-def _written(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
+def _written(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.ReportBlock, ...]:
     rows = facts.book.answers(run.key)
     newest = list({row.kernel_hash: row for row in reversed(rows)}.values())[::-1]
     newest.sort(key=lambda row: (row.stage != "judged", row.status != "proven"))
@@ -219,7 +219,7 @@ def _verdict_link(facts: SiteFacts, one: Judged | None) -> m.Span | None:
     return m.Span(m.text_of(status_cell(one.status)), tone(one.status), href=href)
 
 
-def _benched(facts: SiteFacts, run: Run, document: Payload) -> tuple[m.ReportBlock, ...]:
+def _benched(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.ReportBlock, ...]:
     precision = f"({document.get('device')}, {document.get('precision')})"
     own = [
         one

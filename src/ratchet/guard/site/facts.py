@@ -17,8 +17,8 @@ from ratchet.guard.history import AnalysedSeries, analyse, gather
 from ratchet.guard.history.incidents import Incident, followed, incidents, recorded
 from ratchet.guard.history.plot import shift_words
 from ratchet.guard.history.show import names_of, tone_of, urgency
-from ratchet.guard.site.book import MOST_PAGES, Counted, Judged, Named, SiteBook
-from ratchet.guard.site.links import Links, clipped
+from ratchet.guard.site.book import MOST_PAGES, CountedRows, Judged, Named, SiteBook
+from ratchet.guard.site.links import SiteLinks, clipped
 
 SHOWN: Final = 0.01  # Smaller changes of a level are on no page, as `history show` has it
 MOST_SERIES: Final = 2000  # Series with a page, the changed ones first
@@ -29,16 +29,16 @@ class SiteFacts:
     """The findings of one reading of a ledger."""
 
     book: SiteBook
-    links: Links
+    links: SiteLinks
     series: Sequence[AnalysedSeries]  # The regressed first
     every_series: int
     results: int
     incidents: Sequence[Incident]  # The newest first
     events: Sequence[IncidentEvent]
     faults: Sequence[str]  # Why series are left out
-    runs: Counted
-    recipes: Counted
-    verdicts: Counted
+    runs: CountedRows
+    recipes: CountedRows
+    verdicts: CountedRows
     kernels: Sequence[Named]
     every_kernel: int
     problems: Mapping[str, Named]
@@ -149,7 +149,7 @@ def read_facts(ledger: Ledger, commit_url: str) -> SiteFacts:
     )
     facts = SiteFacts(
         book=book,
-        links=Links(commit_url=commit_url),
+        links=SiteLinks(commit_url=commit_url),
         series=series[:MOST_SERIES],
         every_series=len(series),
         results=len(observations),
@@ -158,7 +158,7 @@ def read_facts(ledger: Ledger, commit_url: str) -> SiteFacts:
         faults=faults,
         runs=runs,
         recipes=recipes,
-        verdicts=Counted(rows=verdicts[:MOST_PAGES], every=len(verdicts)),
+        verdicts=CountedRows(rows=verdicts[:MOST_PAGES], every=len(verdicts)),
         kernels=ordered[:MOST_PAGES],
         every_kernel=len(ordered),
         problems=book.named(schema.problems),

@@ -37,7 +37,7 @@ MOST_HOVERED: Final = 600
 
 
 @dataclass(kw_only=True, slots=True)
-class Links:
+class SiteLinks:
     """The pages that a site has, by what they are about: a thing without a page gets no link."""
 
     commit_url: str = ""
