@@ -206,7 +206,7 @@ class MadeUpArm:
     def finish_start(self) -> None:
         self._finish()
 
-    def begin_run(self, iterations: int) -> None:
+    def begin_run(self, iterations: int, *, timed: bool = True) -> None:
         first_s = 0.0
         if not self.steps:
             self._compiled = self.world.is_cold(self.config)
@@ -224,7 +224,7 @@ class MadeUpArm:
         self._finish()
         return Timing(wall_time_s=self._took_s, cpu_time_s=self._took_s)
 
-    def run(self, iterations: int) -> Timing:
+    def run(self, iterations: int, *, timed: bool = True) -> Timing:
         self.begin_run(iterations)
         return self.finish_run()
 

@@ -159,16 +159,19 @@ class ArmProcess:
             raise ArmFailure(f"arm '{self.title}': describe() gave no dict but {value!r}")
         return value
 
-    def run(self, iterations: int) -> Timing:
-        """Run steps; return wall time by this process's clock, and CPU time by the worker's."""
-        self.begin_run(iterations)
+    def run(self, iterations: int, *, timed: bool = True) -> Timing:
+        """Run steps; return wall time by this process's clock, and CPU time by the worker's.
+
+        Steps that are not `timed` may run beside other work; see `workers/patience.py`.
+        """
+        self.begin_run(iterations, timed=timed)
         return self.finish_run()
 
-    def begin_run(self, iterations: int) -> None:
+    def begin_run(self, iterations: int, *, timed: bool = True) -> None:
         """Let it run steps; `finish_run` waits for them."""
         self.steps += iterations
         self._began_s = time.perf_counter()
-        self._asked = running(iterations)
+        self._asked = running(iterations, timed=timed)
         self._send(**self._asked)
 
     def finish_run(self) -> Timing:
@@ -291,9 +294,9 @@ def calling(method: str, **arguments: object) -> Message:
     return {"do": "call", "method": method, "arguments": arguments}
 
 
-def running(iterations: int) -> Message:
+def running(iterations: int, *, timed: bool = True) -> Message:
     """Return the message that runs steps of an arm."""
-    return {"do": "run", "iterations": iterations}
+    return {"do": "run", "iterations": iterations, "timed": timed}
 
 
 def remove_torn_library(message: str) -> bool:

@@ -6,6 +6,7 @@ channel: what the arm prints is never an answer.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
@@ -17,6 +18,7 @@ from ratchet.base.errors import ArmFailure
 from ratchet.base.process import families
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.sandbox.serving import Reply, serve
+from ratchet.judge.workers.patience import Patience
 
 
 class ArmWorker:
@@ -24,6 +26,7 @@ class ArmWorker:
 
     def __init__(self) -> None:
         self._arm: Any = None
+        self._patience = Patience()
 
     def answer(self, message: Message, _: list[int]) -> Reply:
         actions: dict[str, Callable[[Message], Message]] = {
@@ -36,14 +39,16 @@ class ArmWorker:
 
     def _start(self, message: Message) -> Message:
         """Build the arm, then answer the messages that came with the start."""
-        self._arm = load_function(message["factory"])(**message["arguments"])
-        built_s = time.monotonic()
-        told = [self.answer(one, [])[0] for one in message.get("then", ())]
+        with self._patience:  # other arms may start beside this one
+            self._arm = load_function(message["factory"])(**message["arguments"])
+            built_s = time.monotonic()
+            told = [self.answer(one, [])[0] for one in message.get("then", ())]
         return {"then": told, "built_s": built_s, "ended_s": time.monotonic()}
 
     def _run(self, message: Message) -> Message:
         began = time.process_time()
-        self._arm.step(message["iterations"])
+        with contextlib.nullcontext() if message["timed"] else self._patience:
+            self._arm.step(message["iterations"])
         return {"cpu_time_s": time.process_time() - began}
 
     def _describe(self, message: Message) -> Message:
@@ -53,7 +58,9 @@ class ArmWorker:
         method, allowed = message["method"], tuple(getattr(self._arm, "calls", ()))
         if method not in allowed:
             raise ArmFailure(f"the arm has no call '{method}'; it lists {', '.join(allowed)}")
-        return {"value": getattr(self._arm, method)(**message["arguments"])}
+        timed = method in getattr(self._arm, "timed_calls", ())
+        with contextlib.nullcontext() if timed else self._patience:
+            return {"value": getattr(self._arm, method)(**message["arguments"])}
 
 
 def load_function(name: str) -> Callable[..., object]:

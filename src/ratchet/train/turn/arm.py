@@ -18,6 +18,7 @@ import msgspec
 from ratchet.base import address
 from ratchet.base.errors import WorkloadError
 from ratchet.base.serialise import document_of
+from ratchet.judge.workers.patience import yield_cores
 from ratchet.train.recipe.installed import activate_proven
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.names import LoadOptions
@@ -111,6 +112,7 @@ class StepArm:
     calls: tuple[str, ...] = (
         *("workload", "gradients", "difference", "profile", "regions", "sites"),
     )
+    timed_calls = ("profile", "regions")
 
     def __init__(
         self,
@@ -319,9 +321,9 @@ class VectorProbe:
 
     def probe(self) -> str:
         """Return the name of the instructions that torch's compiler will use."""
+        yield_cores()  # the step as written runs beside it, on every core
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
-        os.nice(19)  # the step as written runs beside it, on every core
         return str(pick_vec_isa())
 
 

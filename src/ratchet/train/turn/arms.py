@@ -180,11 +180,11 @@ class LiveArms:
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
         """Stop the arms that start, while something is timed."""
-        stopped = []
-        for one in self._starting.values():
+        stopped, beside = [], [one.arm for one in self._starting.values()]
+        for arm in (*beside, self._probe) if self._probe is not None else beside:
             with contextlib.suppress(RatchetError):  # `live` reports an arm that has died
-                one.arm.pause()
-                stopped.append(one.arm)
+                arm.pause()
+                stopped.append(arm)
         try:
             yield
         finally:
@@ -262,7 +262,7 @@ class LiveArms:
                 )
                 (self._compiled.add if compiled else self._compiled.discard)(candidate.key())
             for one in finished:
-                one.arm.run(WARMUP_STEPS - 1)
+                one.arm.run(WARMUP_STEPS - 1, timed=not self._starting)
             stack.pop_all()
         self._live |= {one.candidate.key(): one.arm for one in finished}
 
@@ -285,6 +285,7 @@ class LiveArms:
         """End all processes."""
         if self._probe is not None:
             self._probe.close()
+            self._probe = None
         for arm in (*self._live.values(), *(one.arm for one in self._starting.values())):
             arm.close()
         self._live.clear()
