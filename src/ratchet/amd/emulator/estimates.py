@@ -85,7 +85,7 @@ def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> Emula
         case=case,
         target=target,
         kernels=list(kernels),
-        bounds=[bound for one in devices if (bound := _bound(one, target, kernels))],
+        bounds=[bound for one in devices if (bound := bound_on(one, target, kernels))],
         no_estimate=unknown,
     )
 
@@ -96,9 +96,10 @@ def bound_s(told: object, target: str) -> float:
     return bounds[0].time_s if bounds else 0.0
 
 
-def _bound(
+def bound_on(
     device: CatalogueDevice, target: str, kernels: Sequence[EmulatedKernel]
 ) -> EmulatedBound | None:
+    """Return the bound of one call on a device; None if the catalogue lacks one of its rates."""
     units, clock_ghz = device.number("compute_units"), device.number("max_engine_clock")
     bandwidth = device.memory_bytes_per_s()
     if not units or not clock_ghz or not bandwidth or not kernels:
