@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from ratchet.base.process import memory as room
-from ratchet.base.process.memory import Memory, free_bytes, memory
+from ratchet.base.process.memory import MachineMemory, free_bytes, memory
 
 
 def test_the_memory_that_is_free_is_what_every_control_group_leaves(tmp_path: Path) -> None:
     meminfo, groups, mounted = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "fs"
     meminfo.write_text("MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable: 8000 kB\n")
-    whole = Memory(free=8000 << 10, total=9000 << 10)
+    whole = MachineMemory(free=8000 << 10, total=9000 << 10)
     assert memory(meminfo, groups, mounted) == whole
     inner = mounted / "box" / "task"
     inner.mkdir(parents=True)
@@ -39,7 +39,7 @@ def test_the_memory_that_is_free_is_what_every_control_group_leaves(tmp_path: Pa
 
 
 def test_an_address_limit_leaves_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "memory", lambda: Memory(free=8 << 30, total=16 << 30))
+    monkeypatch.setattr(room, "memory", lambda: MachineMemory(free=8 << 30, total=16 << 30))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, 0))
     assert free_bytes() == 8 << 30
     monkeypatch.setattr(resource, "getrlimit", lambda _: (4 << 30, 0))

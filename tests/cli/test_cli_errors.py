@@ -25,6 +25,7 @@ def callbacks(group: typer.Typer, words: tuple[str, ...] = ()) -> Iterator[tuple
         yield from callbacks(below.typer_instance, (*words, below.name))
 
 
+commands()  # gives every command what its options share
 COMMANDS = dict(callbacks(app))
 
 

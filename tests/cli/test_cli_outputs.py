@@ -110,9 +110,9 @@ def all_commands() -> dict[str, Callable[..., object]]:
 
 def parameters(callback: Callable[..., object]) -> list[Parameter]:
     found = []
-    signature = inspect.signature(callback, eval_str=True)
-    infos = outputs._infos(signature)
-    for one in signature.parameters.values():
+    given = inspect.signature(callback, eval_str=True).parameters.values()
+    infos = outputs._infos(given)
+    for one in given:
         if one.name in infos:
             kind = str(get_args(one.annotation)[0])
             path = "Path" in kind
@@ -121,16 +121,17 @@ def parameters(callback: Callable[..., object]) -> list[Parameter]:
     return found
 
 
+def outputs_of(command: str) -> dict[str, Output]:
+    found = {one.name: one.info.parser for one in parameters(COMMANDS[command])}
+    return {name: parser for name, parser in found.items() if isinstance(parser, Output)}
+
+
 def names_of(command: str) -> set[str]:
     return {one.name for one in parameters(COMMANDS[command])}
 
 
 COMMANDS = all_commands()
-OUTPUTS = [
-    (command, name)
-    for command, callback in COMMANDS.items()
-    for name in outputs.outputs_of(callback)
-]
+OUTPUTS = [(command, name) for command in COMMANDS for name in outputs_of(command)]
 
 
 def call(command: str, given: dict[str, str], *, force: bool = False) -> list[str]:
@@ -155,7 +156,7 @@ def file_in(folder: Path, output: OutFolder) -> Path:
 
 def chosen(command: str, name: str) -> Output:
     """The output of a command's option, for the options of OF_A_KIND."""
-    found = outputs.outputs_of(COMMANDS[command])[name]
+    found = outputs_of(command)[name]
     values = {"numerics": True, "to": "patch", "format": "csv", name: Path("x")}
     return found.of(values) if isinstance(found, OutEither) else found
 
@@ -411,7 +412,7 @@ def test_a_run_folder_is_continued(capsys: pytest.CaptureFixture[str]) -> None:
     """A turn that was killed has left a page or a recipe, and `make demo` runs twice."""
     folder = Path("ratchet-demo")
     folder.mkdir()
-    output = outputs.outputs_of(COMMANDS["optimize"])["out"]
+    output = outputs_of("optimize")["out"]
     (folder / "result.json").write_bytes(CONTENT)
     with pytest.raises(FileError, match=r"result\.json"):
         output.check(folder, "--out", [], force=False)

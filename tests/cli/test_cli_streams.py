@@ -14,7 +14,7 @@ import made_up_trace as made
 import pytest
 
 from ratchet.cli import main
-from ratchet.cli.process import Output
+from ratchet.cli.process import StandardStream
 
 FULL = Path("/dev/full")
 ASCII = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
@@ -94,7 +94,7 @@ def test_a_report_in_ascii_is_whole(trace: Path) -> None:
 def test_no_encoding_is_too_poor() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii", write_through=True)
-    Output(stream, needed=True).write("a · b × 3 µs … ─│█ é \udcff")
+    StandardStream(stream, needed=True).write("a · b × 3 µs … ─│█ é \udcff")
     assert raw.getvalue() == rb"a - b x 3 us ... -|# \xe9 \udcff"
 
 

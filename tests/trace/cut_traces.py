@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ratchet.trace.read.columns import Bool, Collectives, Kind, Launches, Ops, Trace
+from ratchet.trace.read.columns import Bool, Collectives, Kind, NamedLaunches, Ops, Trace
 
-Part = TypeVar("Part", Ops, Collectives, Launches)
+Part = TypeVar("Part", Ops, Collectives, NamedLaunches)
 COLUMNS = (
     "kind", "text", "start", "duration", "lane", "correlation", "external", "stream", "device",
     "size",

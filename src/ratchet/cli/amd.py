@@ -10,29 +10,16 @@ from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import (
-    COMMAND,
-    PROBLEM_HELP,
-    AsJson,
-    EntryName,
-    LedgerUrl,
-    ScaleFactor,
-    after_dashes,
-    app,
-    listed,
-    print_json,
-    print_result,
-    refuse,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 from ratchet.cli.outputs import JUNIT, PAGE, SARIF, TUNED, OutFile, OutFolder
 
 LaunchTier = Annotated[
     str | None,
-    typer.Option(
-        "--tier",
-        metavar="TIER",
-        help="Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
+    option(
+        ...,
+        "Sizes to launch with: ci, cpu or gpu. Default: the largest that PROBLEM has.",
+        "TIER",
     ),
 ]
 
@@ -40,68 +27,41 @@ LaunchTier = Annotated[
 @app.command()
 def port(
     context: typer.Context,
-    path: Annotated[Path, typer.Argument(help="A repository, a folder or a file.")],
-    write: Annotated[
-        bool, typer.Option("--write", help="Change the files. Without it, only report.")
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Write even if git has no copy of the files, and over what Ratchet did not write.",
+    path: Path = argument("A repository, a folder or a file."),
+    write: bool = option(False, "Change the files. Without it, only report."),
+    force: bool = option(
+        False, "Write even if git has no copy of the files, and over what Ratchet did not write."
+    ),
+    target: str = option(
+        "",
+        "GPUs to compile for, separated by commas; none compiles nothing. Default: all.",
+        "NAMES",
+    ),
+    prove: bool = option(
+        False,
+        "Execute the ported kernels on emulated GPUs (--target; default: gfx942), and "
+        "compare them with their problems.",
+    ),
+    problems: Path | None = option(
+        None,
+        "With --prove: problem files, named after the functions or after the kernels' "
+        "files. Default: PATH/problems, and the shipped problems.",
+        "FOLDER",
+    ),
+    time_limit: str = option("5m", "With --prove: limit for each kernel.", "TIME"),
+    sarif: Path | None = option(
+        None, "Write the findings as SARIF too.", "FILE", parser=OutFile(signs=(SARIF,))
+    ),
+    out: Path | None = option(
+        None,
+        "Write the patch, a page, JSON and the HIP code there.",
+        "FOLDER",
+        parser=OutFolder(
+            names=("port.patch", "port.json", "report.html", "hip/**/*.hip"), signs=(PAGE,)
         ),
-    ] = False,
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            metavar="NAMES",
-            help="GPUs to compile for, separated by commas; none compiles nothing. Default: all.",
-        ),
-    ] = "",
-    prove: Annotated[
-        bool,
-        typer.Option(
-            "--prove",
-            help="Execute the ported kernels on emulated GPUs (--target; default: gfx942), and "
-            "compare them with their problems.",
-        ),
-    ] = False,
-    problems: Annotated[
-        Path | None,
-        typer.Option(
-            "--problems",
-            metavar="FOLDER",
-            help="With --prove: problem files, named after the functions or after the kernels' "
-            "files. Default: PATH/problems, and the shipped problems.",
-        ),
-    ] = None,
-    time_limit: Annotated[
-        str,
-        typer.Option("--time-limit", metavar="TIME", help="With --prove: limit for each kernel."),
-    ] = "5m",
-    sarif: Annotated[
-        Path | None,
-        typer.Option(
-            "--sarif",
-            metavar="FILE",
-            parser=OutFile(signs=(SARIF,)),
-            help="Write the findings as SARIF too.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="FOLDER",
-            parser=OutFolder(
-                names=("port.patch", "port.json", "report.html", "hip/**/*.hip"), signs=(PAGE,)
-            ),
-            help="Write the patch, a page, JSON and the HIP code there.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    ledger: LedgerUrl = None,
+    ),
+    as_json: cli.AsJson = False,
+    ledger: cli.LedgerUrl = None,
 ) -> None:
     """Port CUDA and Triton code to ROCm: findings, a patch, and a compilation for AMD GPUs.
 
@@ -116,7 +76,7 @@ def port(
     from ratchet.judge.kernels.kernel import TARGETS
     from ratchet.judge.terms import parse_time_limit_s
 
-    names = listed(target)
+    names = cli.listed(target)
     named = names not in ((), ("none",))
     settings = PortSettings(
         write=write,
@@ -126,7 +86,7 @@ def port(
     )
     limit_s = parse_time_limit_s(time_limit)
     if not prove:
-        refuse(context, "problems time_limit", "without --prove")
+        cli.refuse(context, "problems time_limit", "without --prove")
     with working(f"reading {path}"):
         result = run(path, settings)
     if prove:
@@ -147,7 +107,7 @@ def port(
         result = write_outputs(result, out, render_port_page(result))
     if sarif is not None:
         write_whole(sarif, json.dumps(as_sarif(result), indent=2).encode())
-    show(as_json, result.as_json, lambda: port_report(result))
+    cli.show(as_json, result.as_json, lambda: port_report(result))
     if not result.is_done:
         raise typer.Exit(1)
 
@@ -157,27 +117,16 @@ COMPILED, NOT_COMPILED = 0, 1
 
 @app.command()
 def inspect(
-    problem: Annotated[str, typer.Argument(help=PROBLEM_HELP)],
-    kernel: Annotated[
-        Path,
-        typer.Argument(help="The kernel's file: .py (Triton) or .hip.", readable=False),
-    ],
-    target: Annotated[
-        str,
-        typer.Option(
-            "--target",
-            metavar="NAMES",
-            help="Targets, separated by commas. Default: all AMD targets.",
-        ),
-    ] = "",
-    case: Annotated[
-        str | None,
-        typer.Option(help="Case whose launches to compile. Default: the largest timed one."),
-    ] = None,
-    entry: EntryName = None,
+    problem: str = argument(cli.PROBLEM_HELP),
+    kernel: Path = argument("The kernel's file: .py (Triton) or .hip.", readable=False),
+    target: str = option("", "Targets, separated by commas. Default: all AMD targets.", "NAMES"),
+    case: str | None = option(
+        None, "Case whose launches to compile. Default: the largest timed one."
+    ),
+    entry: cli.EntryName = None,
     tier: LaunchTier = None,
-    scale: ScaleFactor = "1",
-    as_json: AsJson = False,
+    scale: cli.ScaleFactor = "1",
+    as_json: cli.AsJson = False,
 ) -> None:
     """Compile a kernel for AMD GPUs without one: registers, spills, occupancy.
 
@@ -192,7 +141,7 @@ def inspect(
     from ratchet.judge.terms import Terms
 
     terms = Terms.of(entry=entry, tier=tier, scale=scale, time_limit_s=LOADING_LIMIT_S)
-    targets = listed(target) or TARGETS
+    targets = cli.listed(target) or TARGETS
     find_architectures(targets)
     read = check_texts(problem, kernel, entry=entry)
 
@@ -203,9 +152,9 @@ def inspect(
     asked = as_problem(problem, terms, on_gpu=True)
     found = inspect_kernel(as_kernel(kernel, asked, entry=entry), asked, targets, case=case)
     if as_json:
-        print_json(found)
+        cli.print_json(found)
     elif found["targets"]:
-        print_result(inspection_report(found))
+        cli.print_result(inspection_report(found))
     else:
         print(f"ratchet: {found['reason']}", file=sys.stderr)
     raise typer.Exit(COMPILED if all_compiled(found) else NOT_COMPILED)
@@ -213,55 +162,36 @@ def inspect(
 
 @app.command()
 def tune(
-    kernel: Annotated[Path, typer.Argument(help="The kernel's file, in Triton.", readable=False)],
-    problem: Annotated[
-        str,
-        typer.Option(
-            "--problem",
-            metavar="PROBLEM",
-            help="What KERNEL answers, which sizes its launches: a problem's file in our form, or "
-            "a shipped problem. Default: the shipped problem with the name of KERNEL's file.",
-        ),
-    ] = "",
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="The GPU's code: gfx90a, gfx942, gfx950, gfx1100 or gfx1201."
-        ),
-    ] = "gfx942",
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config",
-            metavar="NAME=A,B",
-            help="Values to try, instead of the autotuner's; several options make a grid.",
-        ),
-    ] = None,
-    function: Annotated[
-        str | None,
-        typer.Option("--kernel", metavar="NAME", help="Triton kernel of the file to tune."),
-    ] = None,
-    top: Annotated[int, typer.Option(min=1, max=100, help="Configurations of the shortlist.")] = 5,
-    case: Annotated[
-        str | None,
-        typer.Option(help="Case whose launches to size. Default: the largest timed one."),
-    ] = None,
-    entry: EntryName = None,
+    kernel: Path = argument("The kernel's file, in Triton.", readable=False),
+    problem: str = option(
+        "",
+        "What KERNEL answers, which sizes its launches: a problem's file in our form, or "
+        "a shipped problem. Default: the shipped problem with the name of KERNEL's file.",
+        "PROBLEM",
+    ),
+    target: str = option(
+        "gfx942", "The GPU's code: gfx90a, gfx942, gfx950, gfx1100 or gfx1201.", "NAME"
+    ),
+    config: list[str] | None = option(
+        None, "Values to try, instead of the autotuner's; several options make a grid.", "NAME=A,B"
+    ),
+    function: str | None = option(
+        None, "Triton kernel of the file to tune.", "NAME", flag="--kernel"
+    ),
+    top: int = option(5, "Configurations of the shortlist.", min=1, max=100),
+    case: str | None = option(None, "Case whose launches to size. Default: the largest timed one."),
+    entry: cli.EntryName = None,
     tier: LaunchTier = None,
-    time_limit: Annotated[
-        str, typer.Option("--time-limit", metavar="TIME", help="Limit for the whole: 30s, 5m.")
-    ] = "5m",
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutFolder(
-                names=("tuned.py", "tune.json", "vllm.json", "aiter.json"), signs=(TUNED,)
-            ),
-            help="Folder for the shortlist as Python and as JSON.",
+    time_limit: str = option("5m", "Limit for the whole: 30s, 5m.", "TIME"),
+    out: Path = option(
+        Path("ratchet-tune"),
+        "Folder for the shortlist as Python and as JSON.",
+        "FOLDER",
+        parser=OutFolder(
+            names=("tuned.py", "tune.json", "vllm.json", "aiter.json"), signs=(TUNED,)
         ),
-    ] = Path("ratchet-tune"),
-    as_json: AsJson = False,
+    ),
+    as_json: cli.AsJson = False,
 ) -> None:
     """Order a Triton kernel's configurations by the lower bound on its time, without the GPU.
 
@@ -295,42 +225,32 @@ def tune(
             small=as_problem(name, replace(terms, tier=None)),
         )
     found = tuning.write_outputs(found, out)
-    show(as_json, found.as_json, lambda: tuning.tune_report(found))
+    cli.show(as_json, found.as_json, lambda: tuning.tune_report(found))
     raise typer.Exit(COMPILED if found.shortlist else NOT_COMPILED)
 
 
-@app.command(cls=after_dashes("[OPTIONS] -- COMMAND..."))
+@app.command(cls=cli.after_dashes("[OPTIONS] -- COMMAND..."))
 def emulate(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="The GPU's code: gfx90a, gfx942, gfx950, gfx1100 or gfx1201."
-        ),
-    ] = "gfx942",
-    autotune: Annotated[
-        str,
-        typer.Option(
-            metavar="HOW",
-            help="Configuration of autotuned kernels: first (the first that compiles) or bound "
-            "(the one with the least bound; every configuration runs).",
-        ),
-    ] = "first",
-    junit: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=OutFile(signs=(JUNIT,)),
-            help="Also write JUnit's XML, a test case for each kernel.",
-        ),
-    ] = None,
-    instructions: Annotated[
-        int,
-        typer.Option(
-            min=1000, max=10**15, metavar="N", help="Most wave instructions of one launch."
-        ),
-    ] = 2_000_000_000,
-    as_json: AsJson = False,
+    target: str = option(
+        "gfx942", "The GPU's code: gfx90a, gfx942, gfx950, gfx1100 or gfx1201.", "NAME"
+    ),
+    autotune: str = option(
+        "first",
+        "Configuration of autotuned kernels: first (the first that compiles) or bound "
+        "(the one with the least bound; every configuration runs).",
+        "HOW",
+    ),
+    junit: Path | None = option(
+        None,
+        "Also write JUnit's XML, a test case for each kernel.",
+        "FILE",
+        parser=OutFile(signs=(JUNIT,)),
+    ),
+    instructions: int = option(
+        2_000_000_000, "Most wave instructions of one launch.", "N", min=1000, max=10**15
+    ),
+    as_json: cli.AsJson = False,
 ) -> None:
     """Run a program on an emulated AMD GPU: `-- pytest test_it.py`, `-- python it.py`, `-- it.cu`.
 
@@ -345,7 +265,7 @@ def emulate(
     from ratchet.amd.emulator.program import emulate as run
     from ratchet.amd.port.program import compile_program, sources_of
 
-    command = context.meta[COMMAND] or ()
+    command = context.meta[cli.COMMAND] or ()
     sources = sources_of(command)
     result = run(
         command[max(0, len(sources) - 1) :],
@@ -361,5 +281,5 @@ def emulate(
         write_whole(junit, result.as_junit())
     from ratchet.amd.emulator.program import emulate_report
 
-    show(as_json, result.as_json, lambda: emulate_report(result))
+    cli.show(as_json, result.as_json, lambda: emulate_report(result))
     raise typer.Exit(result.code)

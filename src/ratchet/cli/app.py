@@ -6,6 +6,7 @@ import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from ratchet.base.errors import RatchetError
 
 if TYPE_CHECKING:
     from ratchet.base.show.model import ResultReport
+    from ratchet.train.workloads.names import LoadOptions
 
 
 app = typer.Typer(
@@ -26,21 +28,34 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+def option(
+    default: Any, words: str, metavar: str | None = None, *, flag: str = "", **more: Any
+) -> Any:
+    """Return a parameter's default as an option with its help, named `flag` or as the parameter is.
+
+    In an `Annotated` the default is `...`: the parameter has it.
+    """
+    return typer.Option(default, *filter(None, [flag]), metavar=metavar, help=words, **more)
+
+
+def argument(words: str, metavar: str | None = None, *, default: Any = ..., **more: Any) -> Any:
+    """Return a parameter's default as an argument with its help; without one it must be given."""
+    return typer.Argument(default, metavar=metavar, help=words, **more)
+
+
+AsJson = Annotated[bool, option(..., "Print one JSON document on stdout.", flag="--json")]
 LedgerUrl = Annotated[
     str | None,
-    typer.Option(
-        "--ledger",
-        metavar="URL",
-        help="Database of the ledger: a path or an SQLAlchemy URL. Default: RATCHET_LEDGER, "
+    option(
+        ...,
+        "Database of the ledger: a path or an SQLAlchemy URL. Default: RATCHET_LEDGER, "
         "then a file in your data folder.",
+        "URL",
     ),
 ]
 DeviceName = Annotated[
-    str,
-    typer.Option(
-        "--device", help="Device to use: cpu, cuda (for ROCm too) or auto.", metavar="NAME"
-    ),
+    str, option(..., "Device to use: cpu, cuda (for ROCm too) or auto.", "NAME", flag="--device")
 ]
 
 
@@ -87,21 +102,16 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show an error's traceback instead of one line.")
-    ] = False,
+    version: bool = option(
+        False, "Print the version.", flag="--version", callback=_version, is_eager=True
+    ),
+    debug: bool = option(False, "Show an error's traceback instead of one line.", flag="--debug"),
 ) -> None:
     """Make PyTorch training faster: every change is measured, judged and proven."""
 
 
-def finite(*, least: float | None = None, most: float = 1e9) -> Callable[[str], float]:
-    """Return the parser of a float option, which refuses nan and infinity, and keeps its range.
-
-    Every option that takes a float has it; typer's own takes nan for a number in any range.
-    """
+def finite(*, least: float | None, most: float) -> Callable[[str], float]:
+    """Return the parser of a float option, which refuses nan and infinity, and keeps its range."""
 
     def parse(text: str | float) -> float:
         try:
@@ -120,7 +130,7 @@ def finite(*, least: float | None = None, most: float = 1e9) -> Callable[[str], 
 
 
 def seed_option(words: str) -> Any:
-    """Return the option of a seed; one that NumPy or torch would not take is a mistake."""
+    """Return the option of a seed, 0 if not given; one that NumPy or torch refuses is a mistake."""
 
     def checked(seed: int) -> int:
         from ratchet.train.turn.settings import check_seed
@@ -128,39 +138,47 @@ def seed_option(words: str) -> Any:
         check_seed(seed)
         return seed
 
-    return typer.Option("--seed", callback=checked, help=words)
+    return option(0, words, callback=checked)
 
 
-BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", min=1, help="Sequences (or images) per batch.")
-]
-SequenceLength = Annotated[
-    int | None, typer.Option("--sequence", min=2, help="Tokens per sequence.")
-]
-PrecisionName = Annotated[
-    str | None,
-    typer.Option(
-        "--precision", help="Precision of the step as written: fp32, bf16_autocast, bf16_master."
-    ),
-]
-TextFile = Annotated[
-    str | None,
-    typer.Option("--text", metavar="FILE", help="Text to train on. Default: Python's own sources."),
-]
+@dataclass(frozen=True, kw_only=True)
+class StepOptions:
+    """Settings of a workload's step: an option for each field (`checked`)."""
+
+    batch_size: Annotated[int | None, option(..., "Sequences (or images) per batch.", min=1)] = None
+    sequence: Annotated[int | None, option(..., "Tokens per sequence.", min=2)] = None
+    precision: Annotated[
+        str | None,
+        option(..., "Precision of the step as written: fp32, bf16_autocast, bf16_master."),
+    ] = None
+    text: Annotated[
+        str | None, option(..., "Text to train on. Default: Python's own sources.", "FILE")
+    ] = None
+    device: DeviceName = "auto"
+
+    def of(self, *workloads: str) -> LoadOptions:
+        """Return the options that these workloads are loaded with; RatchetError for a mistake."""
+        from ratchet.train.turn.settings import workload_options
+
+        return workload_options(list(workloads), **vars(self))
+
+
+STEP = " ".join(StepOptions.__dataclass_fields__)
 Fleet = Annotated[
     str,
-    typer.Option(
-        metavar="local|ray|ray://HOST:PORT",
-        help="Where to judge: on this machine, on the Ray cluster at hand, or on another.",
+    option(
+        ...,
+        "Where to judge: on this machine, on the Ray cluster at hand, or on another.",
+        "local|ray|ray://HOST:PORT",
     ),
 ]
 ParallelWords = Annotated[
     str | None,
-    typer.Option(
-        "--parallel",
-        metavar="LAYOUT",
-        help="Ranks on this machine: dp=2, fsdp=2,tp=2 or pp=2,schedule=zero-bubble. Words: dp, "
-        "fsdp, tp, pp, vpp, cp, ep, micro, schedule.",
+    option(
+        ...,
+        "Ranks on this machine: dp=2, fsdp=2,tp=2 or pp=2,schedule=zero-bubble. Words: "
+        "dp, fsdp, tp, pp, vpp, cp, ep, micro, schedule.",
+        "LAYOUT",
     ),
 ]
 
@@ -223,15 +241,13 @@ def listed(names: str) -> tuple[str, ...]:
 PROBLEM_HELP = "A problem's file (KernelBench's form or ours), or the name of a shipped problem."
 EntryName = Annotated[
     str | None,
-    typer.Option(
-        "--entry", metavar="NAME", help="Function to call. Default: the one named after PROBLEM."
-    ),
+    option(..., "Function to call. Default: the one named after PROBLEM.", "NAME"),
 ]
 ScaleFactor = Annotated[
     str,
-    typer.Option(
-        "--scale",
-        metavar="auto|N",
-        help="Shrink a KernelBench problem to fit this machine, or its emulator, or by a factor.",
+    option(
+        ...,
+        "Shrink a KernelBench problem to fit this machine, or its emulator, or by a factor.",
+        "auto|N",
     ),
 ]

@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from ratchet.cli.app import (
-    AsJson,
-    BatchSize,
-    DeviceName,
-    LedgerUrl,
-    ParallelWords,
-    PrecisionName,
-    SequenceLength,
-    TextFile,
-    app,
-    print_json,
-    print_result,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 
 
 @app.command()
 def bench(
-    workloads: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[WORKLOAD]...",
-            help="Workloads to measure. Default: the middle size of each family.",
-        ),
-    ] = None,
-    parallel: ParallelWords = None,
-    steps: Annotated[
-        int, typer.Option(min=3, max=1_000_000, help="Timed steps per workload.")
-    ] = 10,
-    batch_size: BatchSize = None,
-    sequence: SequenceLength = None,
-    precision: PrecisionName = None,
-    text: TextFile = None,
-    device: DeviceName = "auto",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    workloads: list[str] | None = argument(
+        "Workloads to measure. Default: the middle size of each family.",
+        "[WORKLOAD]...",
+        default=None,
+    ),
+    parallel: cli.ParallelWords = None,
+    steps: int = option(10, "Timed steps per workload.", min=3, max=1_000_000),
+    step: cli.StepOptions = cli.StepOptions(),
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Measure step time, tokens/s, MFU and peak memory, and store them in the ledger.
 
     With --parallel, torchrun starts the ranks on this machine, and the slowest rank decides.
     """
-    from ratchet.train.turn.settings import workload_options
     from ratchet.train.workloads.parallel import parse_parallel
 
     layout = None if parallel is None else parse_parallel(parallel)
-    options = workload_options(workloads or [], batch_size, sequence, precision, text, device)
+    options = step.of(*(workloads or ()))
 
     # numpy and torch are imported from here on: mistakes in the call are already answered.
     from ratchet.train.turn.bench import bench_all
@@ -65,25 +40,22 @@ def bench(
         figures = [
             bench_parallel(one, layout, options=options, steps=steps) for one in workloads or SIZES
         ]
-        documents = [record_parallel(one, device=device, ledger=ledger) for one in figures]
+        documents = [record_parallel(one, device=step.device, ledger=ledger) for one in figures]
         if as_json:
-            print_json({"results": documents})
+            cli.print_json({"results": documents})
         else:
             for one in figures:
-                print_result(parallel_bench_report(one))
+                cli.print_result(parallel_bench_report(one))
         return
     results = bench_all(workloads or [], options=options, steps=steps, ledger=ledger)
-    show(as_json, lambda: {"results": results}, lambda: bench_report(results))
+    cli.show(as_json, lambda: {"results": results}, lambda: bench_report(results))
 
 
 @app.command()
 def device(
-    name: DeviceName = "auto",
-    fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Measure the ceilings again; the best of each rate counts."),
-    ] = False,
-    as_json: AsJson = False,
+    name: cli.DeviceName = "auto",
+    fresh: bool = option(False, "Measure the ceilings again; the best of each rate counts."),
+    as_json: cli.AsJson = False,
 ) -> None:
     """Describe this machine and measure its ceilings."""
     from ratchet.base.devices import ceilings, describe, device_report
@@ -91,4 +63,4 @@ def device(
 
     found = probe(name)
     report = describe(found, ceilings.measure(found, again="now" if fresh else "due"))
-    show(as_json, lambda: report, lambda: device_report(report))
+    cli.show(as_json, lambda: report, lambda: device_report(report))

@@ -3,63 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import (
-    COMMAND,
-    AsJson,
-    after_dashes,
-    app,
-    finite,
-    seed_option,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 from ratchet.cli.outputs import OutFolder
 
 
-@app.command(cls=after_dashes("[OPTIONS] GOOD BAD -- COMMAND..."))
+@app.command(cls=cli.after_dashes("[OPTIONS] GOOD BAD -- COMMAND..."))
 def bisect(
     context: typer.Context,
-    good: Annotated[str, typer.Argument(metavar="GOOD", help="A revision before the change.")],
-    bad: Annotated[str, typer.Argument(metavar="BAD", help="A later revision, after it.")],
-    metric: Annotated[
-        str,
-        typer.Option(
-            metavar="REGEX",
-            help="What COMMAND prints that counts: a regular expression around a number, or "
-            "last-number. Default: COMMAND is timed whole.",
-        ),
-    ] = "",
-    build: Annotated[
-        str, typer.Option(metavar="CMD", help="Shell command that builds a checkout, once each.")
-    ] = "",
-    max_pairs: Annotated[int, typer.Option(min=1, help="Pairs in the search at most.")] = 400,
-    at_least: Annotated[
-        str, typer.Option("--at-least", metavar="SHARE", help="Smaller differences do not count.")
-    ] = "0.5%",
-    time_limit: Annotated[
-        float,
-        typer.Option(parser=finite(least=0.1), metavar="SECONDS", help="For one run of COMMAND."),
-    ] = 600.0,
-    repository: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="The git repository. Default: here.")
-    ] = Path("."),
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutFolder(),
-            help="For checkouts and pairs. Default: your cache.",
-        ),
-    ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Forget what an unfinished run has measured.")
-    ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep checkouts and pairs.")] = False,
-    seed: Annotated[int, seed_option("Of the order within pairs.")] = 0,
-    as_json: AsJson = False,
+    good: str = argument("A revision before the change.", "GOOD"),
+    bad: str = argument("A later revision, after it.", "BAD"),
+    metric: str = option(
+        "",
+        "What COMMAND prints that counts: a regular expression around a number, or "
+        "last-number. Default: COMMAND is timed whole.",
+        "REGEX",
+    ),
+    build: str = option("", "Shell command that builds a checkout, once each.", "CMD"),
+    max_pairs: int = option(400, "Pairs in the search at most.", min=1),
+    at_least: str = option("0.5%", "Smaller differences do not count.", "SHARE"),
+    time_limit: float = option(600.0, "For one run of COMMAND.", "SECONDS", min=0.1),
+    repository: Path = option(Path("."), "The git repository. Default: here.", "FOLDER"),
+    state: Path | None = option(
+        None, "For checkouts and pairs. Default: your cache.", "FOLDER", parser=OutFolder()
+    ),
+    fresh: bool = option(False, "Forget what an unfinished run has measured."),
+    keep: bool = option(False, "Keep checkouts and pairs."),
+    seed: int = cli.seed_option("Of the order within pairs."),
+    as_json: cli.AsJson = False,
 ) -> None:
     """Find the commit that changed how fast COMMAND is, with noisy measurements.
 
@@ -74,7 +48,7 @@ def bisect(
     from ratchet.guard.bisect import commit_range
     from ratchet.guard.command import MeasuredCommand
 
-    words = context.meta[COMMAND]
+    words = context.meta[cli.COMMAND]
     if not words:
         raise RepositoryError("no COMMAND: write ratchet bisect GOOD BAD -- COMMAND")
     least = parse_share(at_least, "--at-least")
@@ -111,5 +85,5 @@ def bisect(
         )
     if not keep:
         shutil.rmtree(place, ignore_errors=True)
-    show(as_json, lambda: result, lambda: bisect_report(result))
+    cli.show(as_json, lambda: result, lambda: bisect_report(result))
     raise typer.Exit({"found": 0, "narrowed": 1, "not reproduced": 3}[result.answer])

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from ratchet.base.errors import GuardError
-from ratchet.cli.app import (
-    COMMAND,
-    AsJson,
-    BatchSize,
-    DeviceName,
-    LedgerUrl,
-    PrecisionName,
-    SequenceLength,
-    TextFile,
-    after_dashes,
-    app,
-    print_json,
-    refuse,
-    seed_option,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 from ratchet.cli.outputs import FINDING, NUMERICS, OutEither, OutFolder, Output, Values
 
 if TYPE_CHECKING:
@@ -38,79 +24,37 @@ def _numerics_out(values: Values) -> Output:
     return OutFolder(names=("*",), signs=(NUMERICS,)) if values["numerics"] else Output()
 
 
-@app.command(cls=after_dashes(USAGE))
+@app.command(cls=cli.after_dashes(USAGE))
 def compare(
     context: typer.Context,
-    workloads: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[A] [B]", help="One workload in two modes, or two workloads."),
-    ] = None,
-    a: Annotated[
-        str, typer.Option("--a", metavar="MODE", help="Mode of A: eager, compile, bf16, cuda, ...")
-    ] = "",
-    b: Annotated[
-        str, typer.Option("--b", metavar="MODE", help="Mode of B, or a recipe's .json file.")
-    ] = "",
-    rev_a: Annotated[
-        str | None, typer.Option("--rev-a", metavar="REV", help="Git revision of A.")
-    ] = None,
-    rev_b: Annotated[
-        str | None,
-        typer.Option(
-            "--rev-b", metavar="REV", help="Git revision of B. Default: your files as they are."
-        ),
-    ] = None,
-    python_a: Annotated[
-        str | None,
-        typer.Option("--python-a", metavar="PATH", help="Interpreter or environment of A."),
-    ] = None,
-    python_b: Annotated[
-        str | None,
-        typer.Option("--python-b", metavar="PATH", help="Interpreter or environment of B."),
-    ] = None,
-    setup: Annotated[
-        str | None,
-        typer.Option(metavar="COMMAND", help="Command to run once in each revision, untimed."),
-    ] = None,
-    printed: Annotated[
-        bool,
-        typer.Option("--printed", help="Compare the numbers on the command's last line of output."),
-    ] = False,
-    higher: Annotated[
-        list[str] | None,
-        typer.Option("--higher", metavar="NAME", help="This printed metric is better if higher."),
-    ] = None,
-    fail_if_slower: Annotated[
-        str,
-        typer.Option("--fail-if-slower", metavar="PERCENT", help="Regression budget, such as 2%."),
-    ] = "0%",
-    budget: Annotated[str, typer.Option(help="Time limit: 90s, 5m, 2h.")] = "5m",
-    instructions: Annotated[
-        bool,
-        typer.Option("--instructions", help="Also count instructions, with valgrind's callgrind."),
-    ] = False,
-    numerics: Annotated[
-        bool,
-        typer.Option(
-            "--numerics", help="Find the first module and op whose numbers differ; time nothing."
-        ),
-    ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutEither(choose=_numerics_out),
-            help="Folder for --numerics' script.",
-        ),
-    ] = Path("ratchet-numerics"),
-    batch_size: BatchSize = None,
-    sequence: SequenceLength = None,
-    precision: PrecisionName = None,
-    text: TextFile = None,
-    seed: Annotated[int, seed_option("Seed of the weights and of the order.")] = 0,
-    device: DeviceName = "auto",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    workloads: list[str] | None = argument(
+        "One workload in two modes, or two workloads.", "[A] [B]", default=None
+    ),
+    a: str = option("", "Mode of A: eager, compile, bf16, cuda, ...", "MODE"),
+    b: str = option("", "Mode of B, or a recipe's .json file.", "MODE"),
+    rev_a: str | None = option(None, "Git revision of A.", "REV"),
+    rev_b: str | None = option(None, "Git revision of B. Default: your files as they are.", "REV"),
+    python_a: str | None = option(None, "Interpreter or environment of A.", "PATH"),
+    python_b: str | None = option(None, "Interpreter or environment of B.", "PATH"),
+    setup: str | None = option(None, "Command to run once in each revision, untimed.", "COMMAND"),
+    printed: bool = option(False, "Compare the numbers on the command's last line of output."),
+    higher: list[str] | None = option(None, "This printed metric is better if higher.", "NAME"),
+    fail_if_slower: str = option("0%", "Regression budget, such as 2%.", "PERCENT"),
+    budget: str = option("5m", "Time limit: 90s, 5m, 2h."),
+    instructions: bool = option(False, "Also count instructions, with valgrind's callgrind."),
+    numerics: bool = option(
+        False, "Find the first module and op whose numbers differ; time nothing."
+    ),
+    out: Path = option(
+        Path("ratchet-numerics"),
+        "Folder for --numerics' script.",
+        "FOLDER",
+        parser=OutEither(choose=_numerics_out),
+    ),
+    step: cli.StepOptions = cli.StepOptions(),
+    seed: int = cli.seed_option("Seed of the weights and of the order."),
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Compare two ways of running something, in adjacent pairs, until the answer is clear.
 
@@ -121,7 +65,7 @@ def compare(
 
     request = CompareRequest(
         workloads=tuple(workloads or ()),
-        command=None if (words := context.meta[COMMAND]) is None else tuple(words),
+        command=None if (words := context.meta[cli.COMMAND]) is None else tuple(words),
         modes=(a, b),
         revisions=(rev_a, rev_b),
         pythons=(python_a, python_b),
@@ -131,20 +75,16 @@ def compare(
         fail_if_slower=fail_if_slower,
         budget=budget,
         instructions=instructions,
-        batch_size=batch_size,
-        sequence=sequence,
-        precision=precision,
-        text=text,
+        **vars(step),
         seed=seed,
-        device=device,
         folder=Path.cwd(),
     )
     _ = request.allowed, request.budget_s  # mistakes in them are answered before any work
     from ratchet.base.show.terminal import BudgetLine
 
     if request.command is not None:
-        refuse(context, "batch_size sequence precision text device", "for a command")
-    refuse(
+        cli.refuse(context, cli.STEP, "for a command")
+    cli.refuse(
         context,
         "budget printed higher fail_if_slower instructions" if numerics else "out",
         f"{'with' if numerics else 'without'} --numerics",
@@ -158,7 +98,7 @@ def compare(
             from ratchet.guard.compare import compare_sides, comparison_report
 
             outcome = compare_sides(request, sides, ledger=ledger, on_progress=progress.spend)
-    show(as_json, outcome.as_json, lambda: comparison_report(outcome), outcome.warnings)
+    cli.show(as_json, outcome.as_json, lambda: comparison_report(outcome), outcome.warnings)
     raise typer.Exit(outcome.exit_code)
 
 
@@ -177,7 +117,7 @@ def _numerics(request: CompareRequest, out: Path, ledger: str | None, as_json: b
         report = compare_numerics(
             sides.a, sides.b, out, asked=asked, ledger=ledger, on_progress=line.move
         )
-    show(as_json, report.as_json, lambda: numerics_report(report), report.warnings)
+    cli.show(as_json, report.as_json, lambda: numerics_report(report), report.warnings)
     raise typer.Exit(report.exit_code)
 
 
@@ -188,26 +128,19 @@ def _repro_folder(identity: str) -> Path:
 
 @app.command()
 def repro(
-    identity: Annotated[
-        str,
-        typer.Argument(
-            metavar="ID", help="The start of a comparison's identity, or of a kernel's hash."
+    identity: str = argument("The start of a comparison's identity, or of a kernel's hash.", "ID"),
+    out: Path | None = option(
+        None,
+        "Folder to write to. Default: ratchet-repro/ID.",
+        "FOLDER",
+        parser=OutFolder(
+            names=("*",),
+            signs=(FINDING,),
+            default=lambda values: _repro_folder(values["identity"]),
         ),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutFolder(
-                names=("*",),
-                signs=(FINDING,),
-                default=lambda values: _repro_folder(values["identity"]),
-            ),
-            help="Folder to write to. Default: ratchet-repro/ID.",
-        ),
-    ] = None,
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    ),
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Write a script that shows a finding, with its environment and an issue in Markdown.
 
@@ -217,7 +150,7 @@ def repro(
 
     made = write(identity, out or _repro_folder(identity), ledger=ledger)
     if as_json:
-        print_json(made)
+        cli.print_json(made)
         return
     print(made.title)
     for name in made.files:

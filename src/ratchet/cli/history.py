@@ -9,27 +9,23 @@ from typing import Annotated, Literal
 import typer
 
 from ratchet.cli import outputs
-from ratchet.cli.app import AsJson, LedgerUrl, group, print_json, show
+from ratchet.cli.app import AsJson, LedgerUrl, argument, group, option, print_json, show
 
 commands = group(
     "history", "Follow results over commits: change points, incidents, import and export."
 )
 
 MOST_LEFT_OUT = 5
-Only = Annotated[
-    str, typer.Option("--only", metavar="REGEX", help="Only series whose name matches.")
-]
-Note = Annotated[str, typer.Option("--note", help="Why, in a line.")]
-IncidentId = Annotated[str, typer.Argument(metavar="INCIDENT", help="Its id, or the first digits.")]
+Only = Annotated[str, option(..., "Only series whose name matches.", "REGEX")]
+Note = Annotated[str, option(..., "Why, in a line.")]
+IncidentId = Annotated[str, argument("Its id, or the first digits.", "INCIDENT")]
 
 
 @commands.command("show")
 def show_(
     out: outputs.Page = None,
     only: Only = "",
-    at_least: Annotated[
-        str, typer.Option("--at-least", metavar="SHARE", help="Smallest change to show.")
-    ] = "1%",
+    at_least: str = option("1%", "Smallest change to show.", "SHARE"),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -68,27 +64,15 @@ def show_(
 
 @commands.command("import")
 def import_(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE_OR_FOLDER",
-            help="CSV, JSON of Google-benchmark, pytest-benchmark or hyperfine, or an asv "
-            "results folder.",
-        ),
-    ],
-    revision: Annotated[
-        str, typer.Option("--revision", metavar="COMMIT", help="Commit, where the file has none.")
-    ] = "",
-    time: Annotated[
-        str, typer.Option("--time", help="Time of the commit, where the file has none.")
-    ] = "",
-    machine: Annotated[
-        str, typer.Option("--machine", metavar="NAME", help="Machine, where the file has none.")
-    ] = "unknown",
-    unit: Annotated[str, typer.Option("--unit", help="Unit, where the file has none.")] = "",
-    higher_is_better: Annotated[
-        bool, typer.Option("--higher-is-better", help="Where the file does not say.")
-    ] = False,
+    path: Path = argument(
+        "CSV, JSON of Google-benchmark, pytest-benchmark or hyperfine, or an asv results folder.",
+        "FILE_OR_FOLDER",
+    ),
+    revision: str = option("", "Commit, where the file has none.", "COMMIT"),
+    time: str = option("", "Time of the commit, where the file has none."),
+    machine: str = option("unknown", "Machine, where the file has none.", "NAME"),
+    unit: str = option("", "Unit, where the file has none."),
+    higher_is_better: bool = option(False, "Where the file does not say."),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -134,18 +118,14 @@ def _exported(values: outputs.Values) -> outputs.Output:
 
 @commands.command()
 def export(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE_OR_FOLDER",
-            parser=outputs.OutEither(choose=_exported),
-            help="What to write: .csv, .json, or a folder.",
-        ),
-    ],
-    format: Annotated[
-        Literal["csv", "asv", "google"] | None,
-        typer.Option("--format", help="Default: by the name's end; a folder is asv's."),
-    ] = None,
+    path: Path = argument(
+        "What to write: .csv, .json, or a folder.",
+        "FILE_OR_FOLDER",
+        parser=outputs.OutEither(choose=_exported),
+    ),
+    format: Literal["csv", "asv", "google"] | None = option(
+        None, "Default: by the name's end; a folder is asv's."
+    ),
     only: Only = "",
     ledger: LedgerUrl = None,
     as_json: AsJson = False,

@@ -5,25 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import (
-    PROBLEM_HELP,
-    AsJson,
-    DeviceName,
-    EntryName,
-    LedgerUrl,
-    ScaleFactor,
-    app,
-    print_json,
-    print_result,
-    refuse,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 from ratchet.cli.outputs import OutFolder
 
 if TYPE_CHECKING:
@@ -42,7 +31,7 @@ def list_problems(pattern: str | None, *, as_json: bool) -> None:
     from ratchet.judge.problems.templates import problem_table, problems_report
 
     table = problem_table((find_problem(name), family) for name, family in families.items())
-    show(as_json, lambda: {"problems": records(table)}, lambda: problems_report(table))
+    cli.show(as_json, lambda: {"problems": records(table)}, lambda: problems_report(table))
 
 
 def show_problem(problem: str | None, language: str | None, terms: Terms, *, as_json: bool) -> None:
@@ -62,11 +51,11 @@ def show_problem(problem: str | None, language: str | None, terms: Terms, *, as_
     text = None if spoken is None else template(asked, card, spoken)
     reference = standalone_reference(asked) or asked.text
     if as_json:
-        print_json(document_of(card) | {"reference": reference, "template": text})
+        cli.print_json(document_of(card) | {"reference": reference, "template": text})
     elif text is not None:
         verbatim(make_console(), [text.rstrip()])
     else:
-        print_result(card_report(card, reference))
+        cli.print_result(card_report(card, reference))
 
 
 PROVEN, NOT_PROVEN, INTERRUPTED = 0, 1, 130
@@ -81,130 +70,87 @@ JUDGING = (
 @app.command()
 def judge(
     context: typer.Context,
-    problem: Annotated[
-        str | None,
-        typer.Argument(help=PROBLEM_HELP),
-    ] = None,
-    kernels: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="[KERNEL]...",
-            help="The kernel's file: .cpp or .py (torch or Triton); with --target also .hip. "
-            "Several are judged one after another, by the same processes.",
-            readable=False,  # the judge says why a file cannot be read
-        ),
-    ] = None,
-    listed: Annotated[
-        bool,
-        typer.Option(
-            "--list",
-            help="List the shipped problems. PROBLEM is then a pattern: --list 'softmax*'.",
-        ),
-    ] = False,
-    shown: Annotated[
-        bool,
-        typer.Option(
-            "--show",
-            help="Print PROBLEM's signature, cases, tolerance and reference, then stop.",
-        ),
-    ] = False,
-    language: Annotated[
-        str | None,
-        typer.Option(
-            "--template",
-            metavar="cpp|triton|torch",
-            help="With --show: print a file to start a kernel from.",
-        ),
-    ] = None,
-    suite: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Judge every problem of a shipped suite: training."),
-    ] = None,
-    kernelbench: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Judge one level of a KernelBench clone."),
-    ] = None,
-    level: Annotated[int, typer.Option(min=1, help="Level of --kernelbench.")] = 1,
-    candidate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|DIR",
-            help="Kernels to judge in a suite: library (default), eager, torch.compile (default "
-            "for KernelBench), or a folder of kernels named after their problems.",
-        ),
-    ] = None,
-    entry: EntryName = None,
-    tier: Annotated[
-        str | None,
-        typer.Option(
-            "--tier",
-            metavar="TIER",
-            help="Sizes to judge with: ci, cpu or gpu. Default: cpu, or the tier that PROBLEM has.",
-        ),
-    ] = None,
-    scale: ScaleFactor = "auto",
-    time_limit: Annotated[
-        str | None,
-        typer.Option(
-            "--time-limit",
-            metavar="TIME",
-            help="Limit for each verdict, with reading its problem: 30s, 5m. Default: 60s, or 5m "
-            "if torch.compile is the candidate.",
-        ),
-    ] = None,
-    against_compile: Annotated[
-        bool | None,
-        typer.Option(
-            "--against-compile/--eager-only",
-            help="Also time torch.compile of the reference. Default: in a suite, unless "
-            "torch.compile is the candidate.",
-        ),
-    ] = None,
-    own: Annotated[
-        bool | None,
-        typer.Option(
-            "--own/--any",
-            help="Require that PROBLEM's work runs in the kernel's own code, or allow libraries. "
-            "Default: as the problem says; any for KernelBench's form.",
-        ),
-    ] = None,
-    device: DeviceName = "auto",
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GFX",
-            help="Judge a KERNEL in Triton, HIP or CUDA by the machine code of an AMD GPU such as "
-            "gfx942, emulated on the CPU: correct at best, never timed.",
-        ),
-    ] = None,
-    profile: Annotated[
-        bool,
-        typer.Option(
-            "--profile",
-            help="Also compile a kernel in Triton or HIP for AMD GPUs: registers, spills, "
-            "occupancy. With --target, also compare its bound with torch.compile's kernels.",
-        ),
-    ] = False,
-    frozen_weights: Annotated[
-        bool,
-        typer.Option(
-            "--frozen-weights",
-            help="For KernelBench's form: keep the weights that the constructor draws under one "
-            "seed, so that a kernel for inference may fold them.",
-        ),
-    ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh", help="Judge a suite's or an emulated kernel again; ignore the ledger."
-        ),
-    ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", parser=OutFolder(), help="Folder for JSON files and pages."),
-    ] = Path("ratchet-out"),
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    problem: str | None = argument(cli.PROBLEM_HELP, default=None),
+    kernels: list[Path] | None = argument(
+        "The kernel's file: .cpp or .py (torch or Triton); with --target also .hip. "
+        "Several are judged one after another, by the same processes.",
+        "[KERNEL]...",
+        default=None,
+        readable=False,  # the judge says why a file cannot be read
+    ),
+    listed: bool = option(
+        False,
+        "List the shipped problems. PROBLEM is then a pattern: --list 'softmax*'.",
+        flag="--list",
+    ),
+    shown: bool = option(
+        False,
+        "Print PROBLEM's signature, cases, tolerance and reference, then stop.",
+        flag="--show",
+    ),
+    language: str | None = option(
+        None,
+        "With --show: print a file to start a kernel from.",
+        "cpp|triton|torch",
+        flag="--template",
+    ),
+    suite: str | None = option(None, "Judge every problem of a shipped suite: training.", "NAME"),
+    kernelbench: Path | None = option(None, "Judge one level of a KernelBench clone.", "DIR"),
+    level: int = option(1, "Level of --kernelbench.", min=1),
+    candidate: str | None = option(
+        None,
+        "Kernels to judge in a suite: library (default), eager, torch.compile (default "
+        "for KernelBench), or a folder of kernels named after their problems.",
+        "NAME|DIR",
+    ),
+    entry: cli.EntryName = None,
+    tier: str | None = option(
+        None,
+        "Sizes to judge with: ci, cpu or gpu. Default: cpu, or the tier that PROBLEM has.",
+        "TIER",
+    ),
+    scale: cli.ScaleFactor = "auto",
+    time_limit: str | None = option(
+        None,
+        "Limit for each verdict, with reading its problem: 30s, 5m. Default: 60s, or 5m "
+        "if torch.compile is the candidate.",
+        "TIME",
+    ),
+    against_compile: bool | None = option(
+        None,
+        "Also time torch.compile of the reference. Default: in a suite, unless "
+        "torch.compile is the candidate.",
+        flag="--against-compile/--eager-only",
+    ),
+    own: bool | None = option(
+        None,
+        "Require that PROBLEM's work runs in the kernel's own code, or allow libraries. "
+        "Default: as the problem says; any for KernelBench's form.",
+        flag="--own/--any",
+    ),
+    device: cli.DeviceName = "auto",
+    target: str | None = option(
+        None,
+        "Judge a KERNEL in Triton, HIP or CUDA by the machine code of an AMD GPU such as "
+        "gfx942, emulated on the CPU: correct at best, never timed.",
+        "GFX",
+    ),
+    profile: bool = option(
+        False,
+        "Also compile a kernel in Triton or HIP for AMD GPUs: registers, spills, "
+        "occupancy. With --target, also compare its bound with torch.compile's kernels.",
+    ),
+    frozen_weights: bool = option(
+        False,
+        "For KernelBench's form: keep the weights that the constructor draws under one "
+        "seed, so that a kernel for inference may fold them.",
+    ),
+    fresh: bool = option(False, "Judge a suite's or an emulated kernel again; ignore the ledger."),
+    out: Path = option(
+        Path("ratchet-out"), "Folder for JSON files and pages.", "FOLDER", parser=OutFolder()
+    ),
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Decide whether a kernel is right and faster, and show the evidence.
 
@@ -234,7 +180,7 @@ def judge(
     if listed or shown:
         if kernels or (listed and shown):
             raise RatchetError("--list and --show take no KERNEL and exclude each other: give one")
-        refuse(context, JUDGING if listed else JUDGING.replace("scale time_limit", ""), "here")
+        cli.refuse(context, JUDGING if listed else JUDGING.replace("scale time_limit", ""), "here")
         if listed:
             return list_problems(problem, as_json=as_json)
         return show_problem(problem, language, terms, as_json=as_json)
@@ -246,11 +192,11 @@ def judge(
         raise RatchetError("--candidate is for a suite: leave it out with PROBLEM KERNEL")
     if problem is None and own is not None:
         raise RatchetError("--own and --any are for one PROBLEM: leave them out with a suite")
-    refuse(context, "level" if kernelbench is None else "tier", "for what is judged here")
+    cli.refuse(context, "level" if kernelbench is None else "tier", "for what is judged here")
     if problem is None:
-        refuse(context, "entry", "in a suite")
+        cli.refuse(context, "entry", "in a suite")
     if suite is not None:
-        refuse(context, "scale", "in this suite")
+        cli.refuse(context, "scale", "in this suite")
         if frozen_weights:
             raise RatchetError("--frozen-weights is for KernelBench's form: leave it out here")
         check_suite(suite)
@@ -329,7 +275,7 @@ def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool
         if one.verdict.status != "proven":
             code = NOT_PROVEN
         if not as_json:
-            print_result(verdict_report(one, paths))
+            cli.print_result(verdict_report(one, paths))
             continue
         documents.append(
             document_of(one.verdict)
@@ -342,7 +288,7 @@ def _report(judged: Iterable[JudgedKernel], count: int, out: Path, as_json: bool
             }
         )
     if as_json:
-        print_json({"verdicts": documents} if count > 1 else documents[0])
+        cli.print_json({"verdicts": documents} if count > 1 else documents[0])
     return code
 
 
@@ -370,7 +316,7 @@ def _judge_suite(
             run.run(keep)
     result = run.result()
     paths = write_suite(result, pages, out)
-    show(
+    cli.show(
         as_json,
         lambda: document_of(result) | {"paths": paths},
         lambda: suite_report(result, paths=paths),

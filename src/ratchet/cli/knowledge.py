@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, LedgerUrl, group, print_json, print_result
+from ratchet.cli.app import AsJson, LedgerUrl, argument, group, option, print_json, print_result
 
 DONE, NOTHING = 0, 1
 DOCUMENT = "path title kind size_bytes passages added_at shipped"
@@ -21,13 +20,9 @@ commands = group(
 
 @commands.command()
 def add(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH_OR_FOLDER",
-            help="Text, Markdown, HTML, PDF, or kernels (.cpp, .cu, .hip, .py).",
-        ),
-    ],
+    path: Path = argument(
+        "Text, Markdown, HTML, PDF, or kernels (.cpp, .cu, .hip, .py).", "PATH_OR_FOLDER"
+    ),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,8 +77,8 @@ def list_documents(ledger: LedgerUrl = None, as_json: AsJson = False) -> None:
 
 @commands.command()
 def search(
-    query: Annotated[str, typer.Argument(help="Words to look for.")],
-    most: Annotated[int, typer.Option("--most", min=1, max=100, help="Passages to show.")] = 5,
+    query: str = argument("Words to look for."),
+    most: int = option(5, "Passages to show.", min=1, max=100),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,9 +101,7 @@ def search(
 
 @commands.command()
 def remove(
-    path: Annotated[
-        str, typer.Argument(metavar="PATH_OR_FOLDER", help="A document, or a folder of them.")
-    ],
+    path: str = argument("A document, or a folder of them.", "PATH_OR_FOLDER"),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -10,12 +10,11 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ratchet.base.errors import LearnError
 from ratchet.base.serialise import document_of
 from ratchet.base.show.words import parse_share
-from ratchet.cli.app import AsJson, Fleet, LedgerUrl, command_line, finite, group, print_json, show
+from ratchet.cli import app as cli
+from ratchet.cli.app import argument, group, option
 from ratchet.cli.outputs import CORPUS, PAGE, POLICY, RUN, OutFolder
 from ratchet.write.learn.config import LearnConfig, LearnSetting, check_range, settings
 
@@ -37,54 +36,39 @@ RUN_FILES = (
 )
 Out = Annotated[
     Path,
-    typer.Option(
-        "--out",
-        metavar="FOLDER",
+    option(
+        ...,
+        "Folder of the run.",
+        "FOLDER",
         parser=OutFolder(names=(*RUN_FILES, *MODEL_FILES), signs=(PAGE, POLICY, RUN), apart=True),
-        help="Folder of the run.",
     ),
 ]
 CorpusOut = Annotated[
     Path,
-    typer.Option(
-        "--out",
-        metavar="FOLDER",
+    option(
+        ...,
+        "Folder of the corpus.",
+        "FOLDER",
         parser=OutFolder(names=("examples.jsonl", "replay.jsonl", "card.json"), signs=(CORPUS,)),
-        help="Folder of the corpus.",
     ),
 ]
 CorpusFolder = Annotated[
-    Path | None,
-    typer.Option("--corpus", help="The corpus. Default: the folder corpus beside --out."),
+    Path | None, option(..., "The corpus. Default: the folder corpus beside --out.")
 ]
-PolicyFolder = Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the policy.")]
-Families = Annotated[
-    str | None,
-    typer.Option(metavar="NAMES", help="Families of problems to train on, or all."),
-]
-Unseen = Annotated[
-    str | None, typer.Option(metavar="NAMES", help="Families that are never trained on.")
-]
+PolicyFolder = Annotated[Path, argument("Folder of the policy.", "POLICY")]
+Families = Annotated[str | None, option(..., "Families of problems to train on, or all.", "NAMES")]
+Unseen = Annotated[str | None, option(..., "Families that are never trained on.", "NAMES")]
 PerFamily = Annotated[
-    int,
-    typer.Option(
-        "--per-family", min=1, help="Problems of each family, at most 6 of an unseen one."
-    ),
+    int, option(..., "Problems of each family, at most 6 of an unseen one.", min=1)
 ]
 Text = Annotated[
-    list[Path] | None,
-    typer.Option("--text", metavar="PATH", help="Pretraining text to replay; may be repeated."),
+    list[Path] | None, option(..., "Pretraining text to replay; may be repeated.", "PATH")
 ]
 Dataset = Annotated[
     list[str] | None,
-    typer.Option(
-        "--dataset", metavar="NAME[:COLUMN]",
-        help="Hugging Face dataset whose text to replay; may be repeated.",
-    ),
-]  # fmt: skip
-Minutes = Annotated[
-    float | None, typer.Option(parser=finite(), metavar="NUMBER", help="Stop after this time.")
+    option(..., "Hugging Face dataset whose text to replay; may be repeated.", "NAME[:COLUMN]"),
 ]
+Minutes = Annotated[float | None, option(..., "Stop after this time.", "NUMBER")]
 Command = Callable[..., None]
 
 
@@ -125,7 +109,7 @@ def _option(setting: LearnSetting, defaults: dict[str, object]) -> inspect.Param
     """Return the parameter that typer reads a setting's option from."""
     default = defaults.get(setting.name, setting.default)
     kind: Any = type(setting.default)
-    flag, more = f"--{setting.name.replace('_', '-')}", dict[str, object]()
+    flag, more = "", dict[str, Any]()
     if setting.name == "rival":
         flag, kind, default = "--against-compile/--against-eager", bool | None, None
     elif setting.choices:
@@ -134,15 +118,14 @@ def _option(setting: LearnSetting, defaults: dict[str, object]) -> inspect.Param
         parser = functools.partial(parse_share, what="replay", below=0.9)
         more, default = {"parser": parser}, f"{default:.0%}"
     elif kind is float:
-        more = {"parser": finite(), "metavar": "NUMBER"}
+        more = {"metavar": "NUMBER"}
     words = setting.meta.description or ""
     if setting.rule and not setting.choices:
         words = f"{words.removesuffix('.')} ({setting.rule})."
-    option = typer.Option(flag, **{"help": words, **more, **(setting.meta.extra or {})})
-    annotation = Annotated[kind, option]
-    return inspect.Parameter(
-        setting.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
-    )
+    more |= setting.meta.extra or {}
+    annotation = Annotated[kind, option(..., words, flag=flag, **more)]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(setting.name, keyword, default=default, annotation=annotation)
 
 
 MAKES_MODEL = ("pretrain", "base")  # Stages that begin with a new model, unless one is named
@@ -228,7 +211,7 @@ def _report(
 
     return LearnReport(
         title=f"learn {stage}",
-        command=command_line(),
+        command=cli.command_line(),
         running=running,
         config=config.rows(makes_model=stage in MAKES_MODEL),
         curves={stage: rows},
@@ -251,7 +234,7 @@ def _finish(done: StageResult, config: LearnConfig, out: Path, as_json: bool) ->
     if as_json:
         from dataclasses import asdict
 
-        return print_json(
+        return cli.print_json(
             {"policy": str(out), "stage": card.stage, "parameters": card.parameters,
              **asdict(trained), "paths": paths, "config": dict(report.config)}
         )  # fmt: skip
@@ -309,12 +292,10 @@ def corpus(
     text: Text = None,
     dataset: Dataset = None,
     config: LearnConfig,
-    draws: Annotated[int, typer.Option(min=0, help="Triples to draw for each problem.")] = 24,
-    device: Annotated[
-        str, typer.Option("--device", metavar="NAME", help="Device whose verdicts count.")
-    ] = "cpu",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    draws: int = option(24, "Triples to draw for each problem.", min=0),
+    device: str = option("cpu", "Device whose verdicts count.", "NAME"),
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Collect what to learn from: the ledger's kernels, the generator's triples, and text."""
     train, held = _split(families, unseen, per_family, config.seed)
@@ -344,7 +325,7 @@ def corpus(
         )
     write_corpus(out, found)
     if as_json:
-        return print_json({"folder": str(out), **document_of(found.card)})
+        return cli.print_json({"folder": str(out), **document_of(found.card)})
     print(f"corpus {found.card.hash[:12]} in {out}")
     for name, count in found.card.counts.items():
         print(f"  {name:<12} {count:,}")
@@ -360,7 +341,7 @@ def pretrain(
     corpus: CorpusFolder = None,
     config: LearnConfig,
     minutes: Minutes = None,
-    as_json: AsJson = False,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Train the small Llama on the corpus's text, or take a model as it is."""
     run_stage("pretrain", config, out, corpus=corpus, minutes=minutes, as_json=as_json)
@@ -373,13 +354,13 @@ def pretrain(
     rate=2e-3,
 )
 def sft(
-    start: Annotated[Path, typer.Argument(metavar="POLICY", help="Folder of the base model.")],
+    start: Path = argument("Folder of the base model.", "POLICY"),
     *,
     out: Out = OUT / "sft",
     corpus: CorpusFolder = None,
     config: LearnConfig,
     minutes: Minutes = None,
-    as_json: AsJson = False,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Teach a model the corpus's answers, and replay pretraining text meanwhile."""
     run_stage("sft", config, out, corpus=corpus, minutes=minutes, as_json=as_json, start=start)
@@ -395,16 +376,14 @@ def sft(
 def grpo(
     start: PolicyFolder,
     *,
-    base: Annotated[
-        Path | None, typer.Option(help="Folder of the base model; default: POLICY.")
-    ] = None,
+    base: Path | None = option(None, "Folder of the base model; default: POLICY."),
     out: Out = OUT / "grpo",
     corpus: CorpusFolder = None,
     config: LearnConfig,
     minutes: Minutes = None,
-    fleet: Fleet = "local",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    fleet: cli.Fleet = "local",
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Train a policy on the judge's answers on its own kernels."""
     run_stage(
@@ -421,12 +400,12 @@ def evaluate(
     corpus: CorpusFolder = None,
     unseen: Unseen = None,
     per_family: PerFamily = 6,
-    answers: Annotated[int, typer.Option(min=1, help="Answers to each problem.")] = 6,
-    random: Annotated[bool, typer.Option("--random", help="Also judge random schedules.")] = False,
+    answers: int = option(6, "Answers to each problem.", min=1),
+    random: bool = option(False, "Also judge random schedules."),
     config: LearnConfig,
-    fleet: Fleet = "local",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    fleet: cli.Fleet = "local",
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Show how good a policy's answers are on unseen families."""
     _, held = _split(None, unseen, per_family, config.seed)
@@ -448,7 +427,7 @@ def evaluate(
             for name, one in drawers.items()
         }
         if as_json:
-            return print_json(found)
+            return cli.print_json(found)
         for name, one in found.items():
             print(
                 f"{name}: {one.answers} answers to {len(one.problems)} problems; "
@@ -467,8 +446,8 @@ def evaluate(
 )  # fmt: skip
 def loop(
     *,
-    rounds: Annotated[int, typer.Option(help="Rounds after the first policy.")] = 3,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Time for everything.")] = "60m",
+    rounds: int = option(3, "Rounds after the first policy."),
+    budget: str = option("60m", "Time for everything.", "TIME"),
     out: Out = OUT,
     families: Families = None,
     unseen: Unseen = None,
@@ -476,9 +455,9 @@ def loop(
     text: Text = None,
     dataset: Dataset = None,
     config: LearnConfig,
-    fleet: Fleet = "local",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    fleet: cli.Fleet = "local",
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Train, judge and train again; a policy is kept only if it is better and forgot little."""
     from ratchet.write.writing_result import parse_budget_s, parse_fleet
@@ -517,11 +496,11 @@ def loop(
             unseen=held,
             texts=tuple(text or ()),
             datasets=tuple(dataset or ()),
-            command=command_line(),
+            command=cli.command_line(),
         )
         result = loop.run()
     paths = write_report(result, out)
-    show(
+    cli.show(
         as_json,
         lambda: document_of(result) | {"paths": paths},
         lambda: learn_report(result, paths),

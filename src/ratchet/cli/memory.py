@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import (
-    AsJson,
-    BatchSize,
-    DeviceName,
-    PrecisionName,
-    SequenceLength,
-    TextFile,
-    app,
-    refuse,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 
 TOO_MUCH = 1
 
@@ -25,34 +15,20 @@ TOO_MUCH = 1
 @app.command()
 def memory(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="WORKLOAD|SNAPSHOT",
-            help="A built-in workload (gpt2-124m), hf:NAME_OR_PATH, your own file.py:function, or "
-            "a .pickle file of torch.cuda.memory._dump_snapshot.",
-        ),
-    ],
-    fit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Plan checkpointing and other levers for this budget, and run the plan: 2GiB, "
-            "800MiB.",
-        ),
-    ] = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Measure the step under torch.compile.")
-    ] = False,
-    fused: Annotated[
-        bool, typer.Option("--fused", help="Update with the optimizer's fused implementation.")
-    ] = False,
-    batch_size: BatchSize = None,
-    sequence: SequenceLength = None,
-    precision: PrecisionName = None,
-    text: TextFile = None,
-    device: DeviceName = "auto",
-    as_json: AsJson = False,
+    target: str = argument(
+        "A built-in workload (gpt2-124m), hf:NAME_OR_PATH, your own file.py:function, or "
+        "a .pickle file of torch.cuda.memory._dump_snapshot.",
+        "WORKLOAD|SNAPSHOT",
+    ),
+    fit: str | None = option(
+        None,
+        "Plan checkpointing and other levers for this budget, and run the plan: 2GiB, 800MiB.",
+        "SIZE",
+    ),
+    compiled: bool = option(False, "Measure the step under torch.compile.", flag="--compile"),
+    fused: bool = option(False, "Update with the optimizer's fused implementation."),
+    step: cli.StepOptions = cli.StepOptions(),
+    as_json: cli.AsJson = False,
 ) -> None:
     """Measure the memory of a training step, and fit the step into a budget.
 
@@ -62,17 +38,15 @@ def memory(
     from ratchet.train.memory.snapshots import is_snapshot
 
     if is_snapshot(target):
-        refuse(
+        cli.refuse(
             context,
-            "fit compiled fused batch_size sequence precision text device",
+            f"fit compiled fused {cli.STEP}",
             "here, since a snapshot is only read",
         )
         _snapshot(Path(target), as_json)
         return
-    from ratchet.train.turn.settings import workload_options
-
     budget_bytes = parse_size(fit) if fit is not None else None
-    options = workload_options([target], batch_size, sequence, precision, text, device)
+    options = step.of(target)
 
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet.base.show.terminal import MovingLine
@@ -88,7 +62,7 @@ def memory(
     )
     with MovingLine("loading the workload", 1.0) as line:
         found = step_memory(request, lambda words: line.move(f"measuring {words}"))
-    show(as_json, lambda: memory_document(found), lambda: memory_report(found))
+    cli.show(as_json, lambda: memory_document(found), lambda: memory_report(found))
     if found.fitted is not None and not found.fitted.fits:
         raise typer.Exit(TOO_MUCH)
 
@@ -98,4 +72,4 @@ def _snapshot(path: Path, as_json: bool) -> None:
     from ratchet.train.memory.snapshots import read_snapshot
 
     found = read_snapshot(path)
-    show(as_json, lambda: found, lambda: snapshot_report(found))
+    cli.show(as_json, lambda: found, lambda: snapshot_report(found))

@@ -4,83 +4,47 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import (
-    AsJson,
-    BatchSize,
-    DeviceName,
-    LedgerUrl,
-    ParallelWords,
-    PrecisionName,
-    SequenceLength,
-    TextFile,
-    app,
-    seed_option,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 from ratchet.cli.outputs import PAGE, RECIPE, OutFolder
 
 
 @app.command()
 def optimize(
     context: typer.Context,
-    workload: Annotated[
-        str,
-        typer.Argument(
-            help="A built-in workload (llama-60m), hf:NAME_OR_PATH, or your own file.py:function. "
-            "The function returns your script's (model, optimizer, step, batch), a "
-            "transformers.Trainer or a ratchet.Workload."
-        ),
-    ],
-    budget: Annotated[
-        str, typer.Option(help="Time limit of the whole command: 90s, 30m, 2h.")
-    ] = "30m",
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutFolder(
-                names=("recipe.json", "result.json", "report.html"), signs=(PAGE, RECIPE)
-            ),
-            help="Folder for recipe.json, result.json and report.html.",
-        ),
-    ] = Path("ratchet-out"),
-    keep_precision: Annotated[
-        bool, typer.Option("--keep-precision", help="Forbid changes to the arithmetic.")
-    ] = False,
-    try_lever: Annotated[
-        str | None,
-        typer.Option("--try", metavar="LEVER", help="Try only this lever; --dry-run lists them."),
-    ] = None,
-    dry: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would be tried, and stop.")
-    ] = False,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="With --dry-run: an AMD GPU that is not here, such as gfx942. The step's kernels "
-            "run in the emulator."
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
-    launches: Annotated[
-        int, typer.Option(min=1, max=1000, help="Process launches of the final run.")
-    ] = 3,
-    until_proven: Annotated[
-        bool, typer.Option("--until-proven", help="End once a recipe is proven faster.")
-    ] = False,
-    parallel: ParallelWords = None,
-    batch_size: BatchSize = None,
-    sequence: SequenceLength = None,
-    precision: PrecisionName = None,
-    text: TextFile = None,
-    seed: Annotated[int, seed_option("Seed of weights and data.")] = 0,
-    device: DeviceName = "auto",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+    workload: str = argument(
+        "A built-in workload (llama-60m), hf:NAME_OR_PATH, or your own file.py:function. "
+        "The function returns your script's (model, optimizer, step, batch), a "
+        "transformers.Trainer or a ratchet.Workload."
+    ),
+    budget: str = option("30m", "Time limit of the whole command: 90s, 30m, 2h."),
+    out: Path = option(
+        Path("ratchet-out"),
+        "Folder for recipe.json, result.json and report.html.",
+        "FOLDER",
+        parser=OutFolder(names=("recipe.json", "result.json", "report.html"), signs=(PAGE, RECIPE)),
+    ),
+    keep_precision: bool = option(False, "Forbid changes to the arithmetic."),
+    try_lever: str | None = option(
+        None, "Try only this lever; --dry-run lists them.", "LEVER", flag="--try"
+    ),
+    dry: bool = option(False, "Print what would be tried, and stop.", flag="--dry-run"),
+    target: str | None = option(
+        None,
+        "With --dry-run: an AMD GPU that is not here, such as gfx942. The step's kernels "
+        "run in the emulator.",
+    ),
+    resume: bool = option(False, "Continue an interrupted run."),
+    launches: int = option(3, "Process launches of the final run.", min=1, max=1000),
+    until_proven: bool = option(False, "End once a recipe is proven faster."),
+    parallel: cli.ParallelWords = None,
+    step: cli.StepOptions = cli.StepOptions(),
+    seed: int = cli.seed_option("Seed of weights and data."),
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Make a training step faster: measure it, try changes, prove them, write a recipe.
 
@@ -98,12 +62,8 @@ def optimize(
         launches=launches,
         until_proven=until_proven,
         parallel=parallel,
-        batch_size=batch_size,
-        sequence=sequence,
-        precision=precision,
-        text=text,
+        **vars(step),
         seed=seed,
-        device=device,
         ledger=ledger,
         gone_s=time.monotonic() - context.obj if isinstance(context.obj, float) else 0.0,
     )
@@ -114,7 +74,7 @@ def optimize(
         from ratchet.scale.parallel.turn import levers_on_ranks
 
         levers, reasons = levers_on_ranks(settings)
-        return show(
+        return cli.show(
             as_json,
             lambda: {"levers": list(levers), "not_tried": reasons},
             lambda: rank_levers_report(levers, reasons),
@@ -133,14 +93,14 @@ def optimize(
     if dry:
         from ratchet.train.turn.show import dry_run_report
 
-        return show(as_json, plan.to_json, lambda: dry_run_report(plan))
+        return cli.show(as_json, plan.to_json, lambda: dry_run_report(plan))
     from ratchet.train.turn.loop import Outcome
 
     if isinstance(found, Outcome):
         from ratchet.train.turn.show import optimize_report
 
-        show(as_json, lambda: found.result, lambda: optimize_report(found.result))
+        cli.show(as_json, lambda: found.result, lambda: optimize_report(found.result))
     else:
         from ratchet.scale.parallel.show import parallel_turn_report
 
-        show(as_json, found.document, lambda: parallel_turn_report(found))
+        cli.show(as_json, found.document, lambda: parallel_turn_report(found))

@@ -15,16 +15,16 @@ import re
 import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import update_wrapper
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from ratchet.base import files
 from ratchet.base.errors import FileError
-from ratchet.cli.app import COMMAND
+from ratchet.cli.app import COMMAND, finite, option
 
 Values = Mapping[str, Any]
 HEAD_BYTES = 1 << 16  # Bytes at each end of a file that a sign is looked for in
@@ -55,7 +55,7 @@ RUN = re.compile(rb'\A\{\s*"seed": \d+,\s*"answers": "')
 
 
 @dataclass(frozen=True)
-class Read:
+class InputPath:
     """A file or a folder that a command reads."""
 
     path: Path
@@ -85,7 +85,7 @@ class Output:
         """Return the output that this call of the command writes."""
         return self
 
-    def check(self, path: Path, option: str, read: list[Read], *, force: bool) -> None:
+    def check(self, path: Path, option: str, read: list[InputPath], *, force: bool) -> None:
         """Raise a FileError if the output cannot be written, or must not be; this one is none."""
 
     def is_ours(self, path: Path) -> bool:
@@ -98,7 +98,7 @@ class Output:
 class OutFile(Output):
     """An output that is one file."""
 
-    def check(self, path: Path, option: str, read: list[Read], *, force: bool) -> None:
+    def check(self, path: Path, option: str, read: list[InputPath], *, force: bool) -> None:
         for one in read:
             if _same(path, one.path):
                 raise FileError(f"{option} {path} is what the command reads ({one.what}): {OTHER}")
@@ -129,7 +129,7 @@ class OutFolder(Output):
     names: tuple[str, ...] = ()
     whole: bool = False
 
-    def check(self, path: Path, option: str, read: list[Read], *, force: bool) -> None:
+    def check(self, path: Path, option: str, read: list[InputPath], *, force: bool) -> None:
         files.check_new_folder(path, option)
         if self.apart and (same := next((one for one in read if _same(path, one.path)), None)):
             raise FileError(f"{option} {path} is what the command reads ({same.what}): {OTHERS}")
@@ -170,54 +170,53 @@ class OutEither(Output):
 
 Page = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="PAGE.html",
-        parser=OutFile(signs=(PAGE,)),
-        help="Write a page that opens offline.",
-    ),
+    option(..., "Write a page that opens offline.", "PAGE.html", parser=OutFile(signs=(PAGE,))),
 ]
 PageOrBook = Annotated[
     Path | None,
-    typer.Option(
-        "--out",
-        metavar="PAGE.html",
+    option(
+        ...,
+        "Write a page that opens offline, or, to NAME.xlsx, every table as a sheet.",
+        "PAGE.html",
         parser=OutFile(signs=(PAGE, PARQUET)),
-        help="Write a page that opens offline, or, to NAME.xlsx, every table as a sheet.",
     ),
 ]
 MOST = 1_000_000_000
-"""The largest whole number that an option takes: what is larger ends in no time."""
+"""The largest number that an option takes: what is larger ends in no time."""
 OTHER, OTHERS = "name another file", "name another folder"
 UNNAMED = {"suite": "ratchet-watch.toml"}
 """Files that are read if an option names none."""
-FORCE = typer.Option("--force", help="Overwrite files that Ratchet did not write, too.")
-
-
-def outputs_of(callback: Callable[..., object]) -> dict[str, Output]:
-    """Return the outputs of a command by the names of its parameters."""
-    return {
-        name: info.parser
-        for name, info in _infos(inspect.signature(callback, eval_str=True)).items()
-        if isinstance(info.parser, Output)
-    }
+FORCE = option(..., "Overwrite files that Ratchet did not write, too.", flag="--force")
 
 
 def checked(callback: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command that checks its outputs first; one with outputs also takes `--force`.
 
-    No whole number is larger than MOST, unless its option names another limit.
+    A parameter of a dataclass (`StepOptions`) is an option for each of its fields. No number is
+    larger than MOST, unless its option names another limit, and none is nan or infinite. A flag has
+    no `--no-` form, unless its option names one.
     """
-    signature = inspect.signature(callback, eval_str=True)
-    infos = _infos(signature)
+    given = inspect.signature(callback, eval_str=True).parameters.values()
+    groups: dict[str, type[Any]] = {
+        one.name: one.annotation
+        for one in given
+        if isinstance(one.annotation, type) and is_dataclass(one.annotation)
+    }
+    parameters = [one for of in given for one in _options_of(groups.get(of.name), of)]
+    infos = _infos(parameters)
     outputs = [name for name, info in infos.items() if isinstance(info.parser, Output)]
-    for name, info in infos.items():
-        kind = get_args(signature.parameters[name].annotation)[0]
+    for one in parameters:
+        kind, info = (*get_args(one.annotation), None)[0], infos.get(one.name)
+        if info is None:
+            continue
         if kind in (int, int | None) and info.max is None and info.callback is None:
             info.max = MOST
-    context = next(
-        (one.name for one in signature.parameters.values() if one.annotation is typer.Context), ""
-    )
+        if kind in (float, float | None) and info.parser is None:  # typer's own would take nan
+            info.parser = finite(least=info.min, most=MOST if info.max is None else info.max)
+            info.min = info.max = None
+        if kind is bool and info.default is ... and not info.param_decls:
+            info.param_decls = (_flag(one.name),)
+    context = next((one.name for one in parameters if one.annotation is typer.Context), "")
     own = "force" in infos
 
     def run(**values: Any) -> Any:
@@ -227,12 +226,14 @@ def checked(callback: Callable[..., Any]) -> Callable[..., Any]:
         read = check_outputs(infos, values, words, force=force)
         if not context:
             del values["call"]
+        for name, group in groups.items():
+            values[name] = group(**{one.name: values.pop(one.name) for one in fields(group)})
         # `port --write` changes what it reads.
         with files.kept_whole([] if values.get("write") else [one.path for one in read]):
             return callback(**values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
-    found = [one.replace(kind=keyword) for one in signature.parameters.values()]
+    found = [one.replace(kind=keyword) for one in parameters]
     if not context:
         found.insert(0, inspect.Parameter("call", keyword, annotation=typer.Context))
     if outputs and not own:
@@ -247,7 +248,7 @@ def checked(callback: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_outputs(
     infos: Mapping[str, Any], values: Values, words: Iterable[str], *, force: bool
-) -> list[Read]:
+) -> list[InputPath]:
     """Return what a call reads; FileError if an output is an input, another output, or not ours.
 
     `infos` describes the command's parameters; `words` are those after `--`.
@@ -260,7 +261,7 @@ def check_outputs(
     places = {name: values.get(name) or one.default(values) for name, one in parsers.items()}
     outputs = {name: (path, parsers[name]) for name, path in places.items() if path is not None}
     read = [
-        Read(path, _shown(name, infos[name]))
+        InputPath(path, _shown(name, infos[name]))
         for name, value in values.items()
         if name in infos and name not in outputs and name != "ledger"
         for path in _paths(value or UNNAMED.get(name))
@@ -269,15 +270,15 @@ def check_outputs(
     for one in read:
         if ledger and _same(ledger[0], one.path):
             raise FileError(f"--ledger {ledger[0]} is what the command reads ({one.what}): {OTHER}")
-    read += [Read(path, "after --") for word in words for path in _paths(_split(word))]
-    read += [Read(path, "the ledger") for path in ledger]
-    written: list[Read] = []
+    read += [InputPath(path, "after --") for word in words for path in _paths(_split(word))]
+    read += [InputPath(path, "the ledger") for path in ledger]
+    written: list[InputPath] = []
     for name, (path, output) in outputs.items():
         option = _shown(name, infos[name])
         if isinstance(output, OutFile) and any(_same(path, one.path) for one in written):
             raise FileError(f"{option} {path} is another output's too: {OTHER}")
         output.check(path, option, read, force=force)
-        written.append(Read(path, option))
+        written.append(InputPath(path, option))
     return read
 
 
@@ -297,10 +298,26 @@ def ledger_files(ledger: str | None) -> list[Path]:
     ]
 
 
-def _infos(signature: inspect.Signature) -> dict[str, Any]:
+def _options_of(group: Any, of: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield a parameter, or those of its group's fields, with what typer is told as annotation."""
+    if group is None:
+        info = of.default
+        if hasattr(info, "param_decls"):
+            of = of.replace(annotation=Annotated[of.annotation, info], default=info.default)
+            info.default = ...  # in an annotation it would be a flag
+            if of.default is ...:
+                of = of.replace(default=of.empty)
+        yield of
+        return
+    hints = get_type_hints(group, include_extras=True)
+    for one in fields(group):
+        yield of.replace(name=one.name, default=one.default, annotation=hints[one.name])
+
+
+def _infos(parameters: Iterable[inspect.Parameter]) -> dict[str, Any]:
     """Return what typer knows of each option and argument of a command."""
     found = {}
-    for one in signature.parameters.values():
+    for one in parameters:
         infos = [info for info in get_args(one.annotation)[1:] if hasattr(info, "param_decls")]
         if infos:
             found[one.name] = infos[0]
@@ -315,6 +332,10 @@ def _shown(name: str, info: Any) -> str:
             return one
     if type(info).__name__ == "ArgumentInfo":
         return str(info.metavar or name.upper())
+    return _flag(name)
+
+
+def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 

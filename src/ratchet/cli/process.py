@@ -31,7 +31,7 @@ class LostOutput(Exception):
         super().__init__(error.strerror or str(error))
 
 
-class Output:
+class StandardStream:
     """A wrapper around stdout or stderr; only writing and flushing differ."""
 
     def __init__(self, stream: TextIO, *, needed: bool) -> None:
@@ -67,11 +67,11 @@ class Output:
 
 @contextlib.contextmanager
 def standing_in() -> Iterator[None]:
-    """Replace stdout and stderr with an `Output` each."""
+    """Replace stdout and stderr with a `StandardStream` each."""
     streams = sys.stdout, sys.stderr
-    # Any, since an Output is not a TextIO to the type checker.
-    outputs: tuple[Any, Any] = Output(streams[0], needed=True), Output(streams[1], needed=False)
-    sys.stdout, sys.stderr = outputs
+    # Any, since a StandardStream is not a TextIO to the type checker.
+    made: list[Any] = [StandardStream(one, needed=one is streams[0]) for one in streams]
+    sys.stdout, sys.stderr = made
     try:
         yield
     finally:

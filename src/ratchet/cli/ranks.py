@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, DeviceName, app, finite, show
+from ratchet.cli.app import AsJson, DeviceName, app, argument, option, show
 
 
 @app.command()
 def preflight(
     device: DeviceName = "auto",
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            "--time-limit",
-            parser=finite(least=1),
-            metavar="SECONDS",
-            help="How long a rank waits for the others.",
-        ),
-    ] = 60.0,
+    time_limit: float = option(60.0, "How long a rank waits for the others.", "SECONDS", min=1),
     as_json: AsJson = False,
 ) -> None:
     """Measure products, memory, links, clocks and versions of all ranks, and name outliers.
@@ -45,14 +36,11 @@ def preflight(
 
 @app.command()
 def debug(
-    dumps: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DUMPS...",
-            help="Flight-recorder dumps, one a rank, or folders of them; beside them logs of "
-            "torchrun and Slurm, and stacks of py-spy.",
-        ),
-    ],
+    dumps: list[Path] = argument(
+        "Flight-recorder dumps, one a rank, or folders of them; beside them logs of "
+        "torchrun and Slurm, and stacks of py-spy.",
+        "DUMPS...",
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Say which rank a hanging job waits for, at which collective and line, and what follows.

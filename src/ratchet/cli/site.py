@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from ratchet.cli.app import AsJson, LedgerUrl, app, print_json, show
+from ratchet.cli.app import AsJson, LedgerUrl, app, option, print_json, show
 from ratchet.cli.outputs import SITE, OutFolder
 
 
 @app.command()
 def site(
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutFolder(names=("index.html",), signs=(SITE,), whole=True),
-            help="Write the pages to an empty folder, or to that of an earlier site.",
-        ),
-    ] = None,
-    commit_url: Annotated[
-        str,
-        typer.Option(
-            metavar="TEMPLATE",
-            help="Address of a commit on your forge: https://HOST/PROJECT/commit/{commit}.",
-        ),
-    ] = "",
-    serve: Annotated[
-        bool,
-        typer.Option("--serve", help="Show the pages on 127.0.0.1 instead, and follow the ledger."),
-    ] = False,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of --serve; 0 for any that is free.")
-    ] = 8321,
+    out: Path | None = option(
+        None,
+        "Write the pages to an empty folder, or to that of an earlier site.",
+        "FOLDER",
+        parser=OutFolder(names=("index.html",), signs=(SITE,), whole=True),
+    ),
+    commit_url: str = option(
+        "", "Address of a commit on your forge: https://HOST/PROJECT/commit/{commit}.", "TEMPLATE"
+    ),
+    serve: bool = option(False, "Show the pages on 127.0.0.1 instead, and follow the ledger."),
+    port: int = option(8321, "Port of --serve; 0 for any that is free.", min=0, max=65535),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, DeviceName, app, listed, show
+from ratchet.cli.app import AsJson, DeviceName, app, argument, listed, option, show
 from ratchet.cli.outputs import ROWS, OutFolder
 
 TABLE = "table.md"
@@ -15,36 +14,22 @@ TABLE = "table.md"
 
 @app.command()
 def sweep(
-    library: Annotated[str, typer.Argument(metavar="LIBRARY", help="hf: transformers.")],
-    types: Annotated[
-        str,
-        typer.Option(metavar="A,B", help="Only these model types, even if they have a row."),
-    ] = "",
-    sample: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only N types, always the same.")
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(metavar="TIME", help="Start no type after this: 90s, 30m, 2h.")
-    ] = "",
-    limit: Annotated[
-        str, typer.Option(metavar="TIME", help="Time for one type with all its steps.")
-    ] = "10m",
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="Let Inductor call torch's own operators and generate no code: a quarter of the "
-            "time. Graphs, kernels' call sites and gradients are tested as ever.",
-        ),
-    ] = False,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutFolder(names=("rows.jsonl", TABLE, "repro/*"), signs=(ROWS,)),
-            help="Folder for rows, table and scripts.",
-        ),
-    ] = Path("ratchet-sweep"),
+    library: str = argument("hf: transformers.", "LIBRARY"),
+    types: str = option("", "Only these model types, even if they have a row.", "A,B"),
+    sample: int | None = option(None, "Only N types, always the same.", "N", min=1),
+    budget: str = option("", "Start no type after this: 90s, 30m, 2h.", "TIME"),
+    limit: str = option("10m", "Time for one type with all its steps.", "TIME"),
+    quick: bool = option(
+        False,
+        "Let Inductor call torch's own operators and generate no code: a quarter of the "
+        "time. Graphs, kernels' call sites and gradients are tested as ever.",
+    ),
+    out: Path = option(
+        Path("ratchet-sweep"),
+        "Folder for rows, table and scripts.",
+        "FOLDER",
+        parser=OutFolder(names=("rows.jsonl", TABLE, "repro/*"), signs=(ROWS,)),
+    ),
     device: DeviceName = "cpu",
     as_json: AsJson = False,
 ) -> None:

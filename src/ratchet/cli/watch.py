@@ -3,61 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from ratchet.cli.app import AsJson, LedgerUrl, app, print_error, show
+from ratchet.cli.app import AsJson, LedgerUrl, app, option, print_error, show
 from ratchet.cli.outputs import COMMENT, JUNIT, OutFile, Page
 
 
 @app.command()
 def watch(
-    base: Annotated[
-        str,
-        typer.Option(
-            metavar="REVISION",
-            help="Base branch or commit; the head is compared with where it parted from it.",
-        ),
-    ] = "",
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Compare with a history instead: CSV, JSON or an asv folder."
-        ),
-    ] = None,
-    suite: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.toml",
-            help="What to run. Default: ratchet-watch.toml here, else a smoke workload.",
-        ),
-    ] = None,
-    pairs: Annotated[
-        int | None, typer.Option(min=3, help="Pairs per benchmark, instead of the suite's.")
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(metavar="DURATION", help="Start no pair after this: 90s, 10m.")
-    ] = "",
-    advisory: Annotated[
-        bool, typer.Option("--advisory", help="Report, and exit with 0 whatever was found.")
-    ] = False,
-    markdown: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.md",
-            parser=OutFile(signs=(COMMENT,)),
-            help="Write a comment for a pull request.",
-        ),
-    ] = None,
-    junit: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.xml", parser=OutFile(signs=(JUNIT,)), help="Write JUnit XML."),
-    ] = None,
+    base: str = option(
+        "", "Base branch or commit; the head is compared with where it parted from it.", "REVISION"
+    ),
+    against: Path | None = option(
+        None, "Compare with a history instead: CSV, JSON or an asv folder.", "FILE"
+    ),
+    suite: Path | None = option(
+        None, "What to run. Default: ratchet-watch.toml here, else a smoke workload.", "FILE.toml"
+    ),
+    pairs: int | None = option(None, "Pairs per benchmark, instead of the suite's.", min=3),
+    budget: str = option("", "Start no pair after this: 90s, 10m.", "DURATION"),
+    advisory: bool = option(False, "Report, and exit with 0 whatever was found."),
+    markdown: Path | None = option(
+        None, "Write a comment for a pull request.", "FILE.md", parser=OutFile(signs=(COMMENT,))
+    ),
+    junit: Path | None = option(
+        None, "Write JUnit XML.", "FILE.xml", parser=OutFile(signs=(JUNIT,))
+    ),
     out: Page = None,
-    record: Annotated[
-        bool, typer.Option("--record", help="Store the head's results in the ledger.")
-    ] = False,
+    record: bool = option(False, "Store the head's results in the ledger."),
     ledger: LedgerUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.files import make_folder
 from ratchet.base.serialise import document_of
-from ratchet.cli.app import (
-    PROBLEM_HELP,
-    AsJson,
-    BatchSize,
-    DeviceName,
-    Fleet,
-    LedgerUrl,
-    PrecisionName,
-    SequenceLength,
-    app,
-    command_line,
-    refuse,
-    seed_option,
-    show,
-)
+from ratchet.cli import app as cli
+from ratchet.cli.app import app, argument, option
 from ratchet.cli.outputs import PAGE, OutFolder, Values
 from ratchet.train.workloads.names import LoadOptions
 
@@ -65,100 +52,59 @@ def _default_folder(values: Values) -> Path | None:
 @app.command()
 def write(
     context: typer.Context,
-    problem: Annotated[str | None, typer.Argument(help=PROBLEM_HELP)] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="WORKLOAD",
-            help="Write for all of a workload's own problems, the most promising first.",
+    problem: str | None = argument(cli.PROBLEM_HELP, default=None),
+    workload: str | None = option(
+        None,
+        "Write for all of a workload's own problems, the most promising first.",
+        "WORKLOAD",
+        flag="--from",
+    ),
+    listed: bool = option(
+        False, "With --from: list the problems by what they may gain.", flag="--list"
+    ),
+    budget: str | None = option(
+        None, "Time for everything: 60s (default), 10m (for --from).", "TIME"
+    ),
+    language: str | None = option(None, "Only kernels in this language.", "cpp|triton|torch|hip"),
+    authors: str | None = option(
+        None,
+        "Who proposes: library, compiler, search, agent, policy:FOLDER. Default: all; "
+        "the agent if it has a model, no policy.",
+        "NAMES",
+    ),
+    search: str = option("evolution", "How to search: evolution, optuna or random.", "NAME"),
+    model: str = option("", "Language model that the agent asks.", "NAME"),
+    base_url: str = option("", "Its OpenAI-compatible endpoint. Key: OPENAI_API_KEY.", "URL"),
+    strategy: str = option("beam", "The agent's strategy: beam or evolve.", "NAME"),
+    samples: int = option(2, "Answers to ask for in each turn.", min=1),
+    tokens: int | None = option(None, "Tokens that the agent may use, with its prompts.", min=1),
+    replay: str = option("", "Replay the agent's answers of an earlier run.", "RUN"),
+    resume: bool = option(False, "Continue a run that was killed or interrupted."),
+    fresh: bool = option(False, "Search and judge again, whatever the ledger holds."),
+    against_compile: bool = option(False, "Also time torch.compile in the verdict."),
+    candidates: int | None = option(None, "Screen at most this many kernels.", min=1),
+    step: cli.StepOptions = cli.StepOptions(),
+    seed: int = cli.seed_option("Seed of the search."),
+    out: Path | None = option(
+        None,
+        "Folder for the kernel, result.json and report.html.",
+        "FOLDER",
+        parser=OutFolder(
+            names=("kernel.*", "kernel-not-proven.*", "result.json", "report.html"),
+            signs=(PAGE,),
+            default=_default_folder,
         ),
-    ] = None,
-    listed: Annotated[
-        bool, typer.Option("--list", help="With --from: list the problems by what they may gain.")
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Time for everything: 60s (default), 10m (for --from)."),
-    ] = None,
-    language: Annotated[
-        str | None,
-        typer.Option(metavar="cpp|triton|torch|hip", help="Only kernels in this language."),
-    ] = None,
-    authors: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Who proposes: library, compiler, search, agent, policy:FOLDER. Default: all; the "
-            "agent if it has a model, no policy.",
-        ),
-    ] = None,
-    search: Annotated[
-        str, typer.Option(metavar="NAME", help="How to search: evolution, optuna or random.")
-    ] = "evolution",
-    model: Annotated[
-        str, typer.Option(metavar="NAME", help="Language model that the agent asks.")
-    ] = "",
-    base_url: Annotated[
-        str,
-        typer.Option(
-            "--base-url", metavar="URL", help="Its OpenAI-compatible endpoint. Key: OPENAI_API_KEY."
-        ),
-    ] = "",
-    strategy: Annotated[
-        str, typer.Option(metavar="NAME", help="The agent's strategy: beam or evolve.")
-    ] = "beam",
-    samples: Annotated[int, typer.Option(min=1, help="Answers to ask for in each turn.")] = 2,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens that the agent may use, with its prompts.")
-    ] = None,
-    replay: Annotated[
-        str,
-        typer.Option(metavar="RUN", help="Replay the agent's answers of an earlier run."),
-    ] = "",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue a run that was killed or interrupted.")
-    ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Search and judge again, whatever the ledger holds."),
-    ] = False,
-    against_compile: Annotated[
-        bool,
-        typer.Option("--against-compile", help="Also time torch.compile in the verdict."),
-    ] = False,
-    candidates: Annotated[
-        int | None, typer.Option(min=1, help="Screen at most this many kernels.")
-    ] = None,
-    batch_size: BatchSize = None,
-    sequence: SequenceLength = None,
-    precision: PrecisionName = None,
-    seed: Annotated[int, seed_option("Seed of the search.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            parser=OutFolder(
-                names=("kernel.*", "kernel-not-proven.*", "result.json", "report.html"),
-                signs=(PAGE,),
-                default=_default_folder,
-            ),
-            help="Folder for the kernel, result.json and report.html.",
-            show_default=False,
-        ),
-    ] = None,
-    device: DeviceName = "auto",
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GFX",
-            help="Write Triton for an AMD GPU that is not here, such as gfx942: its machine code "
-            "is emulated, and its time estimated.",
-        ),
-    ] = None,
-    fleet: Fleet = "local",
-    ledger: LedgerUrl = None,
-    as_json: AsJson = False,
+        show_default=False,
+    ),
+    target: str | None = option(
+        None,
+        "Write Triton for an AMD GPU that is not here, such as gfx942: its machine code "
+        "is emulated, and its time estimated.",
+        "GFX",
+    ),
+    fleet: cli.Fleet = "local",
+    ledger: cli.LedgerUrl = None,
+    as_json: cli.AsJson = False,
 ) -> None:
     """Write a faster kernel for a problem: authors propose, the judge decides.
 
@@ -183,7 +129,7 @@ def write(
             tokens=tokens,
             replay=replay,
         ),
-        device=device,
+        device=step.device,
         target=target,
         seed=seed,
         resume=resume,
@@ -192,17 +138,24 @@ def write(
         candidates=candidates,
     )
     if workload is None:
-        refuse(context, "batch_size sequence precision", "without --from WORKLOAD")
+        cli.refuse(context, cli.STEP.removesuffix(" device"), "without --from WORKLOAD")
     machines = parse_fleet(fleet)
     began = context.obj if isinstance(context.obj, float) else time.monotonic()
     if problem is not None:
         raise typer.Exit(_write_one(problem, request, out, ledger, machines, as_json, began))
     assert workload is not None
-    from ratchet.train.turn.settings import workload_options
-
-    options = workload_options([workload], batch_size, sequence, precision, None, device)
     raise typer.Exit(
-        _write_all(workload, options, request, out, ledger, machines, as_json, began, listed=listed)
+        _write_all(
+            workload,
+            step.of(workload),
+            request,
+            out,
+            ledger,
+            machines,
+            as_json,
+            began,
+            listed=listed,
+        )
     )
 
 
@@ -245,11 +198,13 @@ def _write_one(
             request,
             court=court,
             follow=_following(folder, progress),
-            command=command_line(),
+            command=cli.command_line(),
             spent_s=spent_s,
         )
     paths = write_files(result, folder)
-    show(as_json, lambda: result.to_json() | {"paths": paths}, lambda: write_report(result, paths))
+    cli.show(
+        as_json, lambda: result.to_json() | {"paths": paths}, lambda: write_report(result, paths)
+    )
     if result.stopped == "interrupted":
         return INTERRUPTED
     return PROVEN if result.status == "proven" else NOT_PROVEN
@@ -284,7 +239,7 @@ def _write_all(
         found = region_report(loaded, loaded.as_written(), measuring_s=measuring_s)
     if listed:
         regions = [one.as_json() for one in found.regions]
-        show(
+        cli.show(
             as_json,
             lambda: {"workload": workload, "regions": regions, "notes": found.notes},
             lambda: regions_report(workload, found.regions, found.notes),
@@ -322,11 +277,11 @@ def _write_all(
             court=court,
             follow=follow,
             done=done,
-            command=command_line(),
+            command=cli.command_line(),
             spent_s=spent_s,
         )
     paths = write_summary(result, folder)
-    show(
+    cli.show(
         as_json,
         lambda: document_of(result) | {"paths": paths},
         lambda: workload_report(result, paths),

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ratchet.base import make_callable
-from ratchet.trace.advice import Finding, advise
+from ratchet.trace.advice import Advice, advise
 from ratchet.trace.analysis import Analysis, Identity, analyse
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.compare import Diff, diff
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ratchet.trace.record import record
 
 __all__ = [
+    "Advice",
     "Analysis",
     "Diff",
-    "Finding",
     "Identity",
     "Ranks",
     "Report",

@@ -35,7 +35,7 @@ _SHARE = 0.1  # Runs below this share of the gain name no kernel of the library
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Advice:
     """An observation, the most it could give, and the levers that try it."""
 
     name: str
@@ -51,7 +51,7 @@ def milliseconds(time: int) -> str:
     return f"{time / 1e6:,.2f} ms"
 
 
-def fusible_kernels(report: Report) -> Finding | None:
+def fusible_kernels(report: Report) -> Advice | None:
     """Find runs of kernels between products, copies and collectives."""
     runs = [row for row in report.sequences if row.under == "between products"]
     runs = sorted((row for row in runs if row.could_win > 0), key=lambda row: -row.could_win)
@@ -61,7 +61,7 @@ def fusible_kernels(report: Report) -> Finding | None:
     what = "kernels" if report.on_device else "ops"
     said = "; ".join(_words(row, what) for row in runs[:_NAMED])
     more = len(runs) - _NAMED
-    return Finding(
+    return Advice(
         name="fusible-kernels",
         evidence=(
             f"{sum(row.count * row.length for row in runs):,} {what} run one after another with "
@@ -106,14 +106,14 @@ def _levers_of(text: str, served: bool) -> Iterator[str]:
         yield from (lever for what, lever in KERNEL_LEVERS if what.search(text))
 
 
-def attention(report: Report) -> Finding | None:
+def attention(report: Report) -> Advice | None:
     """Find attention far from the ceilings: a product, so no run of fusible kernels holds it."""
     rows = [row for row in report.roofline if row.category == "attention" and row.could_win]
     rows = [row for row in rows if row.name.startswith("aten::")]
     gain = min(sum(row.could_win for row in rows), report.identity.window)
     if not gain or report.platform not in SERVED:
         return None
-    return Finding(
+    return Advice(
         name="attention",
         evidence=(
             f"{sum(row.count for row in rows):,} calls of attention take "
@@ -132,7 +132,7 @@ ASSUMED_SPEEDUP = 2
 finding; the lever's own measurement decides."""
 
 
-def advise(report: Report) -> tuple[Finding, ...]:
+def advise(report: Report) -> tuple[Advice, ...]:
     """Return the findings that apply and are worth naming, the one with the largest gain first."""
     made = [finding for find in FINDINGS if (finding := find(report)) is not None]
     least = max(WORTH * report.identity.window, 1)
@@ -140,12 +140,12 @@ def advise(report: Report) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda finding: -finding.gain))
 
 
-def exposed_communication(report: Report) -> Finding | None:
+def exposed_communication(report: Report) -> Advice | None:
     """Find communication that no compute hides."""
     whole = report.identity
     if whole.overlap is None:
         return None
-    return Finding(
+    return Advice(
         name="exposed-communication",
         evidence=(
             f"{milliseconds(whole.exposed_communication)} of "
@@ -160,14 +160,14 @@ def exposed_communication(report: Report) -> Finding | None:
     )
 
 
-def graph_breaks(report: Report) -> Finding | None:
+def graph_breaks(report: Report) -> Advice | None:
     """Find graph breaks and recompilations that the recording caught."""
     compiled = report.compiled
     if compiled is None or not (compiled.graph_breaks or compiled.recompilations):
         return None
     reasons = [*compiled.break_reasons, *compiled.recompile_reasons]
     why = f": {'; '.join(reasons[:3])}" if reasons else ""
-    return Finding(
+    return Advice(
         name="graph-breaks",
         always=True,
         evidence=(
@@ -182,23 +182,23 @@ def graph_breaks(report: Report) -> Finding | None:
     )
 
 
-def data_loading(report: Report) -> Finding | None:
+def _idle(name: str, gain: int, cause: str, remedy: str) -> Advice:
+    said = f"the device idles {milliseconds(gain)} while the CPU {cause}"
+    return Advice(name=name, evidence=said, gain=gain, remedy=remedy)
+
+
+def data_loading(report: Report) -> Advice:
     """Find idle time while the CPU is in a data loader."""
-    gain = report.idle.data_loading
-    return Finding(
-        name="data-loading",
-        evidence=f"the device idles {milliseconds(gain)} while the CPU loads data",
-        gain=gain,
-        remedy="raise the loader's num_workers and prefetch_factor, and set pin_memory",
-    )
+    remedy = "raise the loader's num_workers and prefetch_factor, and set pin_memory"
+    return _idle("data-loading", report.idle.data_loading, "loads data", remedy)
 
 
-def host_bound(report: Report) -> Finding | None:
+def host_bound(report: Report) -> Advice | None:
     """Find idle time that ends with work that the CPU launched late."""
     if not report.on_device:
         return None
     gain = report.idle.host_bound
-    return Finding(
+    return Advice(
         name="host-bound",
         evidence=(
             f"the device idles {milliseconds(gain)} before work that the CPU launched late "
@@ -210,13 +210,13 @@ def host_bound(report: Report) -> Finding | None:
     )
 
 
-def fp32_matmuls(report: Report) -> Finding | None:
+def fp32_matmuls(report: Report) -> Advice | None:
     """Find matrix multiplies that run in fp32 on a device with faster units."""
     slow = [row for row in report.matmuls if row.kernel == "fp32" and row.inputs in ("fp32", "")]
     if not report.on_device or not slow:
         return None
     time = min(sum(row.time for row in slow), report.identity.compute)
-    return Finding(
+    return Advice(
         name="fp32-matmuls",
         evidence=(
             f"{milliseconds(time)} in {sum(row.count for row in slow):,} fp32 matrix kernels, most "
@@ -228,10 +228,10 @@ def fp32_matmuls(report: Report) -> Finding | None:
     )
 
 
-def recompute(report: Report) -> Finding | None:
+def recompute(report: Report) -> Advice | None:
     """Find forward work that activation checkpointing runs a second time."""
     gain = report.recompute.device
-    return Finding(
+    return Advice(
         name="recompute",
         evidence=(
             f"checkpointing recomputes {milliseconds(gain)} of forward work "
@@ -242,14 +242,14 @@ def recompute(report: Report) -> Finding | None:
     )
 
 
-def small_kernels(report: Report) -> Finding | None:
+def small_kernels(report: Report) -> Advice | None:
     """Find small device work and short gaps between queued kernels."""
     launches = report.launches
     if not launches.small:
         return None
     # If no launch is known, every gap counts as turn-around: that says nothing about kernels.
     gaps = report.idle.turn_around if launches.count else 0
-    return Finding(
+    return Advice(
         name="small-kernels",
         evidence=(
             f"{launches.small:,} pieces of device work are shorter than "
@@ -262,18 +262,14 @@ def small_kernels(report: Report) -> Finding | None:
     )
 
 
-def synchronisation(report: Report) -> Finding | None:
+def synchronisation(report: Report) -> Advice:
     """Find idle time around synchronising calls."""
-    gain = report.idle.synchronisation
-    return Finding(
-        name="synchronisation",
-        evidence=f"the device idles {milliseconds(gain)} while the CPU is in a synchronising call",
-        gain=gain,
-        remedy="read losses and masks less often: .item(), .cpu() and nonzero wait for the device",
-    )
+    gain, cause = report.idle.synchronisation, "is in a synchronising call"
+    remedy = "read losses and masks less often: .item(), .cpu() and nonzero wait for the device"
+    return _idle("synchronisation", gain, cause, remedy)
 
 
-FINDINGS: tuple[Callable[[Report], Finding | None], ...] = (
+FINDINGS: tuple[Callable[[Report], Advice | None], ...] = (
     exposed_communication,
     graph_breaks,
     data_loading,

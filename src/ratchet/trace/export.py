@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import io
 import math
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ratchet.base import Json
 from ratchet.base.errors import TraceError
 from ratchet.base.files import check_new_folder, make_folder, whole_file, write_whole
-from ratchet.trace.advice import Finding, advise
+from ratchet.trace.advice import Advice, advise
 from ratchet.trace.analysis import Identity
 from ratchet.trace.answers.report import Report
 from ratchet.trace.compare import CategoryChange, Diff, DiffRow
@@ -140,7 +141,7 @@ class Table:
 def report_tables(reports: Sequence[Report]) -> list[Table]:
     """Return every table of one report or of several ranks', each row with its trace and rank."""
     made = [
-        [*_of_answer("", Report, answers), _table("advice", Finding, advise(answers))]
+        [*_of_answer("", Report, answers), _table("advice", Advice, advise(answers))]
         for answers in reports
     ]
     return [
@@ -250,7 +251,7 @@ def write_parquet(tables: Iterable[Table], folder: Path) -> list[Path]:
 
     TraceError without pyarrow, FileError if the folder cannot be written.
     """
-    arrow, parquet = _pyarrow()
+    arrow, parquet = _package("pyarrow"), importlib.import_module("pyarrow.parquet")
     cells = {int: arrow.int64(), float: arrow.float64(), str: arrow.string(), bool: arrow.bool_()}
 
     def cell(kind: object) -> object:
@@ -283,7 +284,7 @@ def write_excel(tables: Iterable[Table], path: Path) -> None:
     A text never becomes a formula or a link. What Excel cannot hold is cut, and the sheet says so.
     TraceError without XlsxWriter, FileError if the file cannot be written.
     """
-    xlsxwriter = _xlsxwriter()
+    xlsxwriter = _package("xlsxwriter")
     made = io.BytesIO()
     told = {"strings_to_formulas": False, "strings_to_urls": False, "strings_to_numbers": False,
             "in_memory": True}  # fmt: skip
@@ -331,34 +332,28 @@ def _for_excel(value: object) -> str | float | bool | None:
     return str(value)[:_CELL]
 
 
-def check_excel() -> None:
-    """Raise the TraceError that `write_excel` would begin with, before a long trace is read."""
-    _xlsxwriter()
+def check_tables(out: Path | None, parquet: Path | None) -> None:
+    """Raise the error that writing to these would begin with, before a long trace is read."""
+    if parquet is not None:
+        _package("pyarrow")
+        check_new_folder(parquet, "--parquet")
+    if out is not None and out.suffix == EXCEL:
+        _package("xlsxwriter")
 
 
-def _xlsxwriter() -> ModuleType:
+_EXTRAS = {
+    "pyarrow": ("--parquet", "pyarrow", "parquet"),
+    "xlsxwriter": (f"--out NAME{EXCEL}", "XlsxWriter", "excel"),
+}
+"""The option that needs a package, the package's name, and the extra that brings it."""
+
+
+def _package(module: str) -> Any:
+    """Import a package of an extra; TraceError without it."""
     try:
-        import xlsxwriter
+        return importlib.import_module(module)
     except ImportError:
+        option, name, extra = _EXTRAS[module]
         raise TraceError(
-            f"--out NAME{EXCEL} needs XlsxWriter, which is not installed: "
-            "pip install 'torch-ratchet[excel]'"
+            f"{option} needs {name}, which is not installed: pip install 'torch-ratchet[{extra}]'"
         ) from None
-    return xlsxwriter  # type: ignore[no-any-return]
-
-
-def check_parquet(folder: Path) -> None:
-    """Raise the TraceError that `write_parquet` would begin with, before a long trace is read."""
-    _pyarrow()
-    check_new_folder(folder, "--parquet")
-
-
-def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise TraceError(
-            "--parquet needs pyarrow, which is not installed: pip install 'torch-ratchet[parquet]'"
-        ) from None
-    return pyarrow, pyarrow.parquet

@@ -11,7 +11,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -63,7 +63,7 @@ class Merged:
     faults: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _Source:
     rank: int
     path: Path
@@ -71,7 +71,7 @@ class _Source:
     end: int
     base: int
     device: str
-    notes: tuple[_Note, ...]
+    notes: list[_Note] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +92,8 @@ def merge(folder: Path, out: Path, *, notes: bool = True) -> Merged:
     overlap, their clocks count as one. If not, the ranks are moved so that their windows begin
     together. Times stay exact to the nanosecond.
 
-    `notes` adds what was found, on threads of its own.
-    TraceError if nothing can be read, or if `out`
-    lies in the folder of traces; FileError if it cannot be written.
+    `notes` adds what was found, on threads of its own. TraceError if nothing can be read, or if
+    `out` lies in the folder of traces; FileError if it cannot be written.
     """
     if out.resolve().parent == folder.resolve():
         raise TraceError(f"--out {out} would be taken for a rank of {folder}: choose another")
@@ -104,29 +103,21 @@ def merge(folder: Path, out: Path, *, notes: bool = True) -> Merged:
         faults += [f"{path.name}: {fault}" for fault in trace.faults]
         if notes:
             reports[rank] = replace(report(trace), rank=rank)
-            start, window = reports[rank].identity.start, reports[rank].identity.window
+            whole = reports[rank].identity
         else:
-            found = analyse(trace).activity
-            start, window = found.start, found.end - found.start
+            whole = analyse(trace).activity.whole()
+        end, device = whole.start + whole.window, trace.device_name
         sources.append(
             _Source(
-                rank=rank,
-                path=path,
-                start=start,
-                end=start + window,
-                base=trace.epoch,
-                device=trace.device_name,
-                notes=(),
+                rank=rank, path=path, start=whole.start, end=end, base=trace.epoch, device=device
             )
         )
-    shared = across(reports).collectives if notes else ()
-    if notes:
-        sources = [
-            replace(one, notes=tuple(_notes(reports[one.rank], one.base, shared)))
-            for one in sources
-        ]
+    shared = across(reports).collectives
+    for source in sources:
+        if notes:
+            source.notes += _notes(reports[source.rank], source.base, shared)
     shifts, aligned = _shifts(sources)
-    with whole_file(out) as whole, _packed(whole, packed=out.suffix == ".gz") as file:
+    with whole_file(out) as target, _packed(target, packed=out.suffix == ".gz") as file:
         written = _write(file, sources, shifts, faults.append)
     return Merged(
         path=out,

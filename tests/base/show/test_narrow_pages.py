@@ -25,8 +25,8 @@ from ratchet.guard.history.incidents import incidents
 from ratchet.guard.history.show import render_history_page
 from ratchet.judge.court.show import verdict_report
 from ratchet.judge.court.show_suite import suite_report
-from ratchet.trace.show import render_trace_page
-from ratchet.trace.show.diff import render_diff_page
+from ratchet.trace.show import trace_report
+from ratchet.trace.show.diff import diff_report
 from ratchet.train.turn.show import render_page
 from ratchet.write.learn.show import render_learn_page
 from ratchet.write.show import render_write_page
@@ -67,10 +67,10 @@ PAGES: dict[str, Callable[[Path], str]] = {
     "suite": lambda _: page.render_page(suite_report(suites.result_of(*suites.ROWS), {})),
     "learn": lambda _: render_learn_page(learning.report(running=False)),
     "history": history_page,
-    "trace": lambda folder: render_trace_page(made_up_trace(folder)),
-    "cpu trace": lambda folder: render_trace_page(made_up_cpu_trace(folder)),
-    "ranks": lambda folder: render_trace_page(made_up_ranks(folder / "ranks")),
-    "diff": lambda folder: render_diff_page(made_up_diff(folder)),
+    "trace": lambda folder: page.render_page(trace_report(made_up_trace(folder))),
+    "cpu trace": lambda folder: page.render_page(trace_report(made_up_cpu_trace(folder))),
+    "ranks": lambda folder: page.render_page(trace_report(made_up_ranks(folder / "ranks"))),
+    "diff": lambda folder: page.render_page(diff_report(made_up_diff(folder))),
 }
 
 

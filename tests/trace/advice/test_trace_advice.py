@@ -9,7 +9,7 @@ import made_traces as mt
 import pytest
 
 from ratchet.base.devices.ceilings import Roofline
-from ratchet.trace.advice import Finding, _levers_of, advise
+from ratchet.trace.advice import Advice, _levers_of, advise
 from ratchet.trace.answers.ceilings import Rooflines
 from ratchet.trace.answers.report import report
 
@@ -122,7 +122,7 @@ def updated(chain: tuple[str, ...], mark: str, on_device: bool) -> list[dict]:
 
 @pytest.mark.parametrize("on_device", [False, True], ids=["cpu", "gpu"])
 def test_the_optimizers_chain_names_what_takes_it_away(on_device: bool, tmp_path: Path) -> None:
-    def fusible(chain: tuple[str, ...], mark: str) -> Finding:
+    def fusible(chain: tuple[str, ...], mark: str) -> Advice:
         found = report(mt.made(tmp_path, updated(chain, mark, on_device)))
         return next(one for one in advise(found) if one.name == "fusible-kernels")
 

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from ratchet.base.show.page import render_page
 from ratchet.base.show.terminal import print_report
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.export import document, report_tables
 from ratchet.trace.read import without_device_work
 from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Trace
-from ratchet.trace.show import render_trace_page, trace_report
+from ratchet.trace.show import trace_report
 
 SMALL = ("mi250-minitoy-rocm6.2", "mi300x-compile-triton", "h100-bert-small")
 """Of several profilers, and quickly read. rocprofv3-908 holds nothing but GPU events."""
@@ -52,7 +53,7 @@ def everything(trace: Trace) -> tuple[Report, str]:
     found = report(trace)
     assert document(found)
     report_tables([found])
-    assert render_trace_page(found)
+    assert render_page(trace_report(found))
     said = io.StringIO()
     print_report(trace_report(found), Console(file=said, width=80, markup=False))
     return found, said.getvalue()
@@ -116,7 +117,7 @@ def test_a_run_on_mtia_without_device_work(tmp_path: Path) -> None:
 def test_a_cpu_s_gaps_are_not_a_device_s(tmp_path: Path) -> None:
     found, said = everything(mt.made(tmp_path, [mt.op("aten::mm", 0, 5), mt.op("b", 95, 5)]))
     assert found.identity.idle == 90_000
-    page = render_trace_page(found)
+    page = render_page(trace_report(found))
     for text in (said, page):
         assert "Why the device was idle" not in text and "kernel gap" not in text
 

@@ -199,6 +199,11 @@ def test_damaged_arguments_give_no_work_or_a_whole_number() -> None:
         assert done is None or min(done.flops, done.size_bytes) >= 0, (name, *given)
 
 
+def test_a_pool_without_a_size_has_no_work() -> None:
+    kinds, values = '["float", "", "", ""]', '["", "[]", "[]", "[]"]'
+    assert work("aten::avg_pool2d", "[[1, 2, 8, 8], [], [], []]", kinds, values) is None
+
+
 def test_registered_ops_and_tritons_kernels() -> None:
     cache = ([10**6, 16, 1, 64], "unsigned char")
     tokens = ([8, 1, 64], "c10::BFloat16")

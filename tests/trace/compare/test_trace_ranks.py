@@ -11,10 +11,11 @@ import made_traces as mt
 import pytest
 
 from ratchet.base.errors import TraceError
+from ratchet.base.show.page import render_page
 from ratchet.trace.answers.report import report
 from ratchet.trace.export import ranks_tables
 from ratchet.trace.ranks import Run, across, paired, read_ranks
-from ratchet.trace.show import render_trace_page
+from ratchet.trace.show import trace_report
 from ratchet.trace.show.words import across_words
 
 
@@ -215,5 +216,5 @@ def test_each_collective_has_its_skew_over_the_ranks(tmp_path: Path) -> None:
     (table,) = (one for one in ranks_tables(found) if one.name == "shared_collectives")
     assert {"arrived", "waiting", "skew"} <= set(table.columns)
     assert [row["arrived"] for row in table.rows[:2]] == [0, 50_000]
-    page = render_trace_page(found)
+    page = render_page(trace_report(found))
     assert "Collectives over the ranks" in page and "end skew, ms" in page

@@ -13,10 +13,11 @@ import pytest
 from html_pages import CHROMIUM, HOSTILE, all_in_chromium, hostile, in_chromium, tags
 from made_up_trace import made_up_cpu_trace, made_up_diff, made_up_ranks, made_up_trace
 
+from ratchet.base.show.page import render_page
 from ratchet.trace.answers.counters import CounterRow
 from ratchet.trace.answers.report import Report
-from ratchet.trace.show import render_trace_page
-from ratchet.trace.show.diff import render_diff_page
+from ratchet.trace.show import trace_report
+from ratchet.trace.show.diff import diff_report
 from ratchet.trace.show.figures import (
     change_bars,
     lanes,
@@ -71,7 +72,7 @@ def documents(folder: Path, document: Report) -> dict[str, Any]:
 
 
 def render(name: str, document: Any) -> str:
-    return (render_diff_page if name == "diff" else render_trace_page)(document)
+    return render_page((diff_report if name == "diff" else trace_report)(document))
 
 
 def policy(digest: str) -> str:
@@ -90,7 +91,7 @@ def attacked(value: Any) -> Any:
 
 
 def test_the_page_says_everything(document: Report) -> None:
-    page = render_trace_page(document)
+    page = render_page(trace_report(document))
     for words in (
         "NVIDIA H100 80GB HBM3",
         "ProfilerStep#1",
@@ -142,12 +143,12 @@ def test_every_text_is_escaped(documents: dict[str, Any]) -> None:
 
 
 def test_the_parts_of_each_bar_fill_its_window(documents: dict[str, Any]) -> None:
-    page = render_trace_page(documents["one"])
+    page = render_page(trace_report(documents["one"]))
     bars = re.findall(r'<div class="track">\s*(<i.*?)</div>', page, re.DOTALL)
     assert len(bars) == 6, "the whole window and two steps, and the critical path of each"
     whole = sum(float(width) for width in re.findall(r"width:([\d.]+)%", bars[0]))
     assert whole == pytest.approx(100, abs=0.01)
-    ranks = render_trace_page(documents["ranks"])
+    ranks = render_page(trace_report(documents["ranks"]))
     assert "steps of rank 1" in ranks and ranks.count("ProfilerStep#1</span>") >= 2
 
 
@@ -180,7 +181,7 @@ def test_counters_and_full_queues_have_tables(document: Report) -> None:
         largest=6.0,
     )
     full = replace(document.queues[0], longest=1100, full=5_000_000, blocked=4_000_000)
-    page = render_trace_page(replace(document, counters=(counter,), queues=(full,)))
+    page = render_page(trace_report(replace(document, counters=(counter,), queues=(full,))))
     for words in (
         "Performance counters",
         "SQ_WAVES",
@@ -189,7 +190,7 @@ def test_counters_and_full_queues_have_tables(document: Report) -> None:
         "5.00 ms with 1,024 or more pieces of work",
     ):
         assert words in page, words
-    assert "Full launch queues" not in render_trace_page(document)
+    assert "Full launch queues" not in render_page(trace_report(document))
 
 
 def test_a_lane_is_as_high_as_it_was_busy(document: Report) -> None:
@@ -245,14 +246,14 @@ def test_parts_of_a_change_stand_on_their_side_of_zero(
 
 
 def test_the_page_of_a_comparison_says_what_changed(documents: dict[str, Any]) -> None:
-    page = render_diff_page(documents["diff"])
+    page = render_page(diff_report(documents["diff"]))
     for words in ("after.json takes", "ops that got slower (1)", "ops that are new (1)",
                   "ops that went away (1)", "aten::relu", "tanh", "+0.018 ms"):  # fmt: skip
         assert words in page, words
 
 
 def test_a_trace_on_the_cpu_has_a_page(documents: dict[str, Any]) -> None:
-    page = render_trace_page(documents["cpu"])
+    page = render_page(trace_report(documents["cpu"]))
     assert "operators that do not communicate" in page
     assert "own CPU, ms" in page and "--device NAME, FILE or here" in page
     assert "Why the device was idle" not in page
@@ -260,7 +261,9 @@ def test_a_trace_on_the_cpu_has_a_page(documents: dict[str, Any]) -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here")
 def test_a_browser_sorts_and_filters(tmp_path: Path, document: Report) -> None:
-    found, messages = in_chromium(render_trace_page(document), tmp_path, 1200, SORT_AND_FILTER)
+    found, messages = in_chromium(
+        render_page(trace_report(document)), tmp_path, 1200, SORT_AND_FILTER
+    )
     assert messages == ""
     assert found["loads"] == []
     assert found["scroll"] <= found["client"]

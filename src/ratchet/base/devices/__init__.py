@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ratchet.base.devices import catalogue
-from ratchet.base.devices.ceilings import Ceilings
+from ratchet.base.devices.ceilings import RATES, Ceilings
 from ratchet.base.devices.probe import Device, Origin, fingerprint
 from ratchet.base.show import model as m
 from ratchet.base.show.words import ABSENT, counted, show_bandwidth, show_bytes, show_flops
@@ -64,10 +64,7 @@ def describe(device: Device, ceilings: Ceilings) -> DeviceReport:
         device=device,
         target=device.target,
         fingerprint=fingerprint(device),
-        gemm_flops_per_s=dict(ceilings.gemm_flops_per_s),
-        loop_flops_per_s=dict(ceilings.loop_flops_per_s),
-        copy_bytes_per_s=dict(ceilings.copy_bytes_per_s),
-        triad_bytes_per_s=dict(ceilings.triad_bytes_per_s),
+        **{name: dict(getattr(ceilings, name)) for name in RATES},
         ridge_flops_per_byte={k: v / dram for k, v in ceilings.flops_per_s.items()},
         busy=ceilings.busy,
         provisional=bool(ceilings.provisional),

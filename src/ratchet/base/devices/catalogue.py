@@ -74,6 +74,13 @@ class CatalogueDevice:
         peak = self.number(f"peak_dense.{kind}")
         return peak * 1e12 / self.logical_devices if peak else None
 
+    def memory_bytes(self) -> float | None:
+        """Published memory of one logical device, in bytes."""
+        fact = self.facts.get("memory")
+        if fact is None:
+            return None
+        return fact.number * (2**30 if fact.unit == "GiB" else 1e9) / self.logical_devices
+
     def memory_bytes_per_s(self) -> float | None:
         """Published memory bandwidth of one logical device, in bytes/s."""
         bandwidth = self.number("memory_bandwidth")

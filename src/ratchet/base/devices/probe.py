@@ -20,6 +20,7 @@ from typing import Literal
 
 from ratchet.base.devices import cpuinfo
 from ratchet.base.errors import DeviceError
+from ratchet.base.show.words import counted
 
 COMPILERS = ("g++", "clang++", "c++")
 
@@ -230,11 +231,6 @@ def _gpu_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def gpus(count: int) -> str:
-    """Return a number of GPUs in words."""
-    return "1 GPU" if count == 1 else f"{count} GPUs"
-
-
 def how_to_see_more(count: int) -> str:
     """Return what lets torch see a GPU, or more than `count` of them, as a clause."""
     import torch
@@ -260,8 +256,8 @@ def _gpu(index: int) -> Device:
     count = _gpu_count()
     if index >= count:
         raise DeviceError(
-            f"cuda:{index} is not available: torch {torch.__version__} sees {gpus(count)}; "
-            f"use cpu, or {how_to_see_more(count)}"
+            f"cuda:{index} is not available: torch {torch.__version__} sees "
+            f"{counted(count, 'GPU')}; use cpu, or {how_to_see_more(count)}"
         )
     properties = torch.cuda.get_device_properties(index)
     rocm = torch.version.hip

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import Connection, Row, func, insert, select
 
 from ratchet.base.errors import LedgerError
@@ -72,17 +73,13 @@ class ExchangeBook:
     """The exchanges of one ledger. Every method raises a `LedgerError` if the database fails."""
 
     def __init__(self, ledger: Ledger, fingerprint: Fingerprint) -> None:
-        self._engine = ledger.engine
-        self._place = ledger.place
+        self._ledger = ledger
         self._fingerprint = fingerprint
 
     def record(self, exchanges: Iterable[Exchange]) -> None:
         """Append exchanges in one transaction."""
         stamp = {"at": utc_now(), **self._fingerprint}
-        rows = [{**stamp, **asdict(one)} for one in exchanges]
-        if rows:
-            with explained(self._engine.url), self._engine.begin() as connection:
-                connection.execute(insert(schema.exchanges), rows)
+        self._ledger.insert(schema.exchanges, [{**stamp, **asdict(one)} for one in exchanges])
 
     def of_run(self, run: str, problem_hash: str | None = None) -> list[Exchange]:
         """Return a run's exchanges by turn, sample and attempt, on one problem if it is given."""
@@ -95,15 +92,7 @@ class ExchangeBook:
             .where(mine)
             .order_by(table.c.turn, table.c.sample, table.c.attempt, table.c.id)
         )
-        with explained(self._engine.url), self._engine.connect() as connection:
-            found = []
-            for row in connection.execute(query):
-                values = {name: row._mapping[name] for name in Exchange.__dataclass_fields__}
-                values["messages"] = tuple(Message(**one) for one in row.messages)
-                values["parents"] = tuple(row.parents)
-                values["usage"] = Usage(**row.usage)
-                found.append(Exchange(**values))
-            return found
+        return [msgspec.convert(_values(row), Exchange) for row in self._ledger.read(query)]
 
     def to_replay(self, run: str) -> list[Exchange]:
         """Return a run's exchanges; a `LedgerError` if it has none."""
@@ -111,8 +100,8 @@ class ExchangeBook:
         if not found:
             known = ", ".join(self.runs()[:5]) or "none"
             raise LedgerError(
-                f"the ledger {self._place} holds no exchanges of run {run!r}, so it cannot be "
-                f"replayed: give a run that asked a model (the newest: {known})"
+                f"the ledger {self._ledger.place} holds no exchanges of run {run!r}, so it cannot "
+                f"be replayed: give a run that asked a model (the newest: {known})"
             )
         return found
 
@@ -120,8 +109,7 @@ class ExchangeBook:
         """Return the runs that have exchanges, the newest first."""
         table = schema.exchanges
         query = select(table.c.run).group_by(table.c.run).order_by(func.max(table.c.id).desc())
-        with explained(self._engine.url), self._engine.connect() as connection:
-            return [str(row.run) for row in connection.execute(query)]
+        return [str(row.run) for row in self._ledger.read(query)]
 
 
 Better = Literal["lower", "higher"]
@@ -174,7 +162,7 @@ class ObservationBook:
     """The results over commits of one ledger. Raises a `LedgerError` if the database fails."""
 
     def __init__(self, ledger: Ledger) -> None:
-        self._engine = ledger.engine
+        self._ledger, self._engine = ledger, ledger.engine
 
     def record(self, observations: Iterable[Observation]) -> Appended:
         """Append observations in one transaction, all or none; those that are there are skipped.
@@ -221,24 +209,18 @@ class ObservationBook:
             "revision": event.revision,
             "payload": {"series": list(event.series), "note": event.note},
         }
-        with explained(self._engine.url), self._engine.begin() as connection:
-            connection.execute(insert(schema.incident_events), [row])
+        self._ledger.insert(schema.incident_events, [row])
 
     def events(self) -> list[IncidentEvent]:
         """Return the steps of all incidents in their order."""
         table = schema.incident_events
-        with explained(self._engine.url), self._engine.connect() as connection:
-            return [
-                IncidentEvent(
-                    incident=row.incident,
-                    event=row.event,
-                    revision=row.revision,
-                    at=row.at,
-                    series=tuple(row.payload["series"]),
-                    note=row.payload["note"],
-                )
-                for row in connection.execute(select(table).order_by(table.c.id))
-            ]
+        rows = self._ledger.read(select(table).order_by(table.c.id))
+        return [msgspec.convert(_values(row) | row.payload, IncidentEvent) for row in rows]
+
+
+def _values(row: Row[Any]) -> dict[str, Any]:
+    """Return a row's values by plain names, since msgspec takes no names of SQLAlchemy's own."""
+    return {str(name): value for name, value in row._mapping.items()}
 
 
 def _series(one: Observation) -> tuple[str, ...]:

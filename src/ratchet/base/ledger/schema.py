@@ -6,6 +6,7 @@ and software. The newest row of a kind is the one with the largest `id`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, TypedDict
 
@@ -66,6 +67,14 @@ def _text(name: str, *, unique: bool = False) -> Column[object]:
     return Column(name, _AnyText, nullable=False, unique=unique)
 
 
+def _texts(names: str) -> Iterator[Column[object]]:
+    return map(_text, names.split())
+
+
+def _numbers(names: str) -> Iterator[Column[object]]:
+    return (Column(name, Integer, nullable=False) for name in names.split())
+
+
 def _payload(name: str = "payload") -> Column[object]:
     return Column(name, JSON, nullable=False)
 
@@ -75,59 +84,33 @@ devices = _table("devices", _payload(), unique="device")
 software = _table("software", _payload(), unique="software")
 problems = _table("problems", _text("hash", unique=True), _text("name"), _payload())
 kernels = _table("kernels", _text("hash", unique=True), _text("name"), _payload())
-verdicts = _table(
-    "verdicts", _text("kernel_hash"), _text("problem_hash"), _text("status"), _payload()
-)
+verdicts = _table("verdicts", *_texts("kernel_hash problem_hash status"), _payload())
 measurements = _table(
     "measurements",
-    _text("turn"),
-    _text("purpose"),
-    _text("arm"),
-    Column("launch", Integer, nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("position", Integer, nullable=False),
-    Column("iterations", Integer, nullable=False),
+    *_texts("turn purpose arm"),
+    *_numbers("launch round position iterations"),
     # Float(53) is double precision on PostgreSQL; SQLite's REAL always is.
     Column("wall_time_s", Float(53), nullable=False),
     Column("cpu_time_s", Float(53), nullable=False),
 )
-evidence = _table("evidence", _text("kind"), _text("key"), _payload())
-recipes = _table("recipes", _text("turn"), _text("workload"), _payload())
-turns = _table(
-    "turns", _text("turn"), _text("event"), _text("command"), _text("workload"), _payload()
-)
+evidence = _table("evidence", *_texts("kind key"), _payload())
+recipes = _table("recipes", *_texts("turn workload"), _payload())
+turns = _table("turns", *_texts("turn event command workload"), _payload())
 # The runs of `ratchet write`, and what the judge said of each proposed kernel.
-writing_runs = _table(
-    "writing_runs", _text("run"), _text("event"), _text("problem_hash"), _text("name"), _payload()
-)
+writing_runs = _table("writing_runs", *_texts("run event problem_hash name"), _payload())
 writing_answers = _table(
-    "writing_answers",
-    _text("run"),
-    _text("problem_hash"),
-    _text("kernel_hash"),
-    _text("author"),
-    _text("stage"),
-    _text("status"),
-    _payload(),
+    "writing_answers", *_texts("run problem_hash kernel_hash author stage status"), _payload()
 )
 # What a writing run asked a language model, and what it answered; one row for each attempt.
 exchanges = _table(
     "exchanges",
-    _text("run"),
-    _text("problem_hash"),
-    Column("turn", Integer, nullable=False),
-    Column("sample", Integer, nullable=False),
-    Column("attempt", Integer, nullable=False),
+    *_texts("run problem_hash"),
+    *_numbers("turn sample attempt"),
     Column("started_at", String(32), nullable=False),
     Column("time_s", Float(53), nullable=False),
-    _text("model"),
-    _text("status"),
-    _text("reason"),
-    _text("language"),
-    _text("kind"),
+    *_texts("model status reason language kind"),
     _payload("parents"),
-    _text("prompt_version"),
-    _text("prompt_hash"),
+    *_texts("prompt_version prompt_hash"),
     _payload("messages"),
     _text("answer"),
     _payload("usage"),
@@ -136,9 +119,7 @@ exchanges = _table(
 # machine, or the names that an imported file gives.
 observations = _table(
     "observations",
-    _text("benchmark"),
-    _text("metric"),
-    _text("unit"),
+    *_texts("benchmark metric unit"),
     Column("better", String(8), nullable=False),
     _text("revision"),
     Column("committed_at", String(32), nullable=False),
@@ -148,28 +129,24 @@ observations = _table(
     _text("source"),
 )
 # The life of an incident: opened, acknowledged, resolved, went_away, reopened.
-incident_events = _table(
-    "incident_events", _text("incident"), _text("event"), _text("revision"), _payload()
-)
+incident_events = _table("incident_events", *_texts("incident event revision"), _payload())
 schema_version = _table("schema_version", Column("version", Integer, nullable=False))
 
-Index("verdicts_by_kernel", verdicts.c.kernel_hash, verdicts.c.problem_hash)
-Index("measurements_by_turn", measurements.c.turn)
-Index("evidence_by_key", evidence.c.kind, evidence.c.key)
-Index("recipes_by_workload", recipes.c.workload)
-Index("turns_by_workload", turns.c.workload, turns.c.command)
-Index("exchanges_by_run", exchanges.c.run)
-Index("turns_by_turn", turns.c.turn)
-Index("writing_runs_by_problem", writing_runs.c.problem_hash)
-Index("writing_runs_by_run", writing_runs.c.run)
-Index("writing_answers_by_run", writing_answers.c.run)
-Index("writing_answers_by_problem", writing_answers.c.problem_hash)
-Index(
-    "observations_by_series",
-    observations.c.benchmark,
-    observations.c.metric,
-    observations.c.device,
-)
+for _named, _of, _by in (
+    ("verdicts_by_kernel", verdicts, "kernel_hash problem_hash"),
+    ("measurements_by_turn", measurements, "turn"),
+    ("evidence_by_key", evidence, "kind key"),
+    ("recipes_by_workload", recipes, "workload"),
+    ("turns_by_workload", turns, "workload command"),
+    ("exchanges_by_run", exchanges, "run"),
+    ("turns_by_turn", turns, "turn"),
+    ("writing_runs_by_problem", writing_runs, "problem_hash"),
+    ("writing_runs_by_run", writing_runs, "run"),
+    ("writing_answers_by_run", writing_answers, "run"),
+    ("writing_answers_by_problem", writing_answers, "problem_hash"),
+    ("observations_by_series", observations, "benchmark metric device"),
+):
+    Index(_named, *(_of.c[name] for name in _by.split()))
 
 
 Payload: TypeAlias = dict[str, Json]

@@ -308,7 +308,7 @@ class Ledger:
             {"at": utc_now(), **fingerprint, "turn": turn, "purpose": purpose, **asdict(sample)}
             for sample in samples
         ]
-        self._insert(schema.measurements, rows)
+        self.insert(schema.measurements, rows)
 
     def measurements(self, turn: str, *, purpose: str | None = None) -> list[Sample]:
         """Return a turn's raw samples in the order they were taken; of one purpose if given."""
@@ -416,7 +416,7 @@ class Ledger:
             )
         )
         found: dict[str, list[str]] = {}
-        for row in self._read(query):
+        for row in self.read(query):
             found.setdefault(row.name, []).append(row.hash)
         return found
 
@@ -429,9 +429,10 @@ class Ledger:
                 for table in tables
             }
 
-    # The only two operations on the database.
+    # The only two operations on the database, for the ledger's other books too.
 
-    def _insert(self, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
+    def insert(self, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
+        """Append rows in one transaction, all or none."""
         if not rows:
             return
         # The insert is the transaction's first statement, so it waits for another writer
@@ -442,9 +443,10 @@ class Ledger:
     def _rows(
         self, table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
     ) -> Sequence[Row[tuple[object, ...]]]:
-        return self._read(_query(table, fingerprint, *conditions).order_by(table.c.id))
+        return self.read(_query(table, fingerprint, *conditions).order_by(table.c.id))
 
-    def _read(self, query: Select[tuple[object, ...]]) -> Sequence[Row[tuple[object, ...]]]:
+    def read(self, query: Select[tuple[object, ...]]) -> Sequence[Row[tuple[object, ...]]]:
+        """Return all rows of a query."""
         with explained(self.engine.url), self.engine.connect() as connection:
             return connection.execute(query).all()
 
@@ -452,11 +454,11 @@ class Ledger:
         self, table: Table, fingerprint: Fingerprint | None, *conditions: ColumnElement[bool]
     ) -> Payload | None:
         query = _query(table, fingerprint, *conditions).order_by(table.c.id.desc()).limit(1)
-        rows = self._read(query)
+        rows = self.read(query)
         return dict(rows[0].payload) if rows else None
 
     def _append(self, table: Table, fingerprint: Fingerprint, **values: object) -> None:
-        self._insert(table, [{"at": utc_now(), **fingerprint, **values}])
+        self.insert(table, [{"at": utc_now(), **fingerprint, **values}])
 
     def _append_once(self, table: Table, fingerprint: Fingerprint, **values: object) -> None:
         with suppress(IntegrityError):

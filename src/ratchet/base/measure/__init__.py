@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import msgspec
 
 from ratchet.base.errors import MeasureError
+from ratchet.base.show.words import show_interval, tells
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +31,6 @@ further from 1, is too wide to tell anything. `equivalent` needs an interval bet
 WIDEST: most of what Ratchet keeps wins 3 to 50 %, and floors on shared machines that work as they
 should reach 1.01 to 1.1, so a narrower width would refuse most answers there, and a wider one would
 call a gain of a tenth no difference."""
-WORTHLESS = 10.0
-"""An interval whose ends are so many times apart comes of two or three samples or launches."""
 _WIDE = 2 * math.log(WIDEST) * (1 + 1e-9)
 
 
@@ -169,11 +168,6 @@ def why_undecided(ratio: float, low: float, high: float, floor: Floor | None) ->
     return f"the interval holds 1 ({span(low, high)})"
 
 
-def tells(low: float, high: float) -> bool:
-    """Return False if the ends of an interval of positive numbers are too far apart to be shown."""
-    return high <= WORTHLESS * low
-
-
 def span(low: float, high: float) -> str:
     """Return an interval of ratios in words; the ends of one that tells nothing are not shown."""
-    return f"{low:.2f} to {high:.2f}" if tells(low, high) else "unknown, too few samples"
+    return show_interval(low, high) if tells(low, high) else "unknown, too few samples"

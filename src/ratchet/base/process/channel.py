@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from ratchet.base import Json
 from ratchet.base.errors import JudgeError
+from ratchet.base.process import families
 
 LENGTH = struct.Struct(">I")
 CREDENTIALS = struct.Struct("=iII")  # struct ucred: pid, uid and gid
@@ -84,11 +85,6 @@ class Channel:
         """The process that sent the last message, as the kernel says (SCM_CREDENTIALS, unix(7));
         at the judge's end."""
 
-    @property
-    def has_message(self) -> bool:
-        """Return True if `receive` would not wait; also at the end of the channel."""
-        return bool(select.select([self._socket], [], [], 0.0)[0])
-
     def send(
         self,
         message: Mapping[str, object],
@@ -132,10 +128,8 @@ class Channel:
 
     @property
     def has_answer(self) -> bool:
-        """True if the other end has sent something, or is gone."""
-        poller = select.poll()
-        poller.register(self._socket.fileno(), select.POLLIN)
-        return bool(poller.poll(0))
+        """True if `receive` would not wait: the other end has sent something, or is gone."""
+        return families.is_readable(self._socket.fileno())
 
     def _receive_head(self, left_s: Left | None) -> tuple[bytes, list[int]]:
         space = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -203,7 +202,7 @@ class Child:
     @property
     def has_answered(self) -> bool:
         """Return True if an answer waits, or if the child has ended."""
-        return self.closed or self.has_ended or self.channel.has_message
+        return self.closed or self.has_ended or self.channel.has_answer
 
     def _members(self) -> list[int]:
         return list(families.family(self.pid, enclosed=self._enclosed))
@@ -220,16 +219,7 @@ class Child:
     @property
     def has_ended(self) -> bool:
         """True if it is closed, or its process is dead."""
-        if self.closed:
-            return True
-        poller = select.poll()
-        poller.register(self._watch, select.POLLIN)
-        return bool(poller.poll(0))
-
-    @property
-    def has_answer(self) -> bool:
-        """True if `receive` would find something now."""
-        return self.channel.has_answer
+        return self.closed or families.is_readable(self._watch)
 
     def ask(
         self, message: Mapping[str, object], descriptors: Sequence[int] = (), *, limit_s: float

@@ -360,11 +360,16 @@ def has_ended_within(child: int, limit_s: float) -> bool:
     """Wait for a child, at most so long, and leave it unreaped; return whether it ended."""
     process = os.pidfd_open(child)
     try:
-        poller = select.poll()
-        poller.register(process, select.POLLIN)
-        return bool(poller.poll(min(limit_s, LONGEST_WAIT_S) * 1e3))
+        return is_readable(process, limit_s)
     finally:
         os.close(process)
+
+
+def is_readable(descriptor: int, limit_s: float = 0.0) -> bool:
+    """Return whether a descriptor has something to read, or becomes so in time."""
+    poller = select.poll()  # select(2) takes no descriptor above 1023
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(1e3 * max(0.0, min(limit_s, LONGEST_WAIT_S))))
 
 
 def exit_code(pid: int) -> int | None:

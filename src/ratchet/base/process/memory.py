@@ -22,20 +22,22 @@ _LIMITS: Final = {
 that Linux can reclaim (cgroup-v2.rst and cgroup-v1/memory.rst)."""
 
 
-class Memory(NamedTuple):
+class MachineMemory(NamedTuple):
     """Memory of the machine or of the tightest control group, in bytes."""
 
     free: int
     total: int
 
 
-def memory(meminfo: Path = MEMINFO, groups: Path = GROUPS, mounted: Path = MOUNTED) -> Memory:
+def memory(
+    meminfo: Path = MEMINFO, groups: Path = GROUPS, mounted: Path = MOUNTED
+) -> MachineMemory:
     """Return the memory that this process and its children may still use, and the whole."""
     lines = dict(line.split(":", 1) for line in meminfo.read_text("ascii").splitlines())
     available = lines.get("MemAvailable", lines["MemFree"])
     free, total = (int(value.split()[0]) << 10 for value in (available, lines["MemTotal"]))
     limited = list(_of_groups(groups, mounted, total))
-    return Memory(
+    return MachineMemory(
         free=min([free, *(one.free for one in limited)]),
         total=min([total, *(one.total for one in limited)]),
     )
@@ -51,7 +53,7 @@ def free_bytes() -> int:
     return max(0, min(free, limit - taken))
 
 
-def _of_groups(groups: Path, mounted: Path, machine: int) -> Iterator[Memory]:
+def _of_groups(groups: Path, mounted: Path, machine: int) -> Iterator[MachineMemory]:
     """Yield the memory of this process's groups, and of those above them, that have a limit."""
     try:
         lines = groups.read_text("utf-8").splitlines()
@@ -68,7 +70,7 @@ def _of_groups(groups: Path, mounted: Path, machine: int) -> Iterator[Memory]:
                 yield from (one for one in found if one is not None)
 
 
-def _of_group(folder: Path, names: tuple[str, str, str], machine: int) -> Memory | None:
+def _of_group(folder: Path, names: tuple[str, str, str], machine: int) -> MachineMemory | None:
     """Return a group's memory; None if it has no limit below the machine's, or does not exist."""
     limit, used, cached = names
     try:
@@ -79,4 +81,4 @@ def _of_group(folder: Path, names: tuple[str, str, str], machine: int) -> Memory
         counts = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):
         return None
-    return Memory(free=max(0, int(most) - now + int(counts.get(cached, 0))), total=int(most))
+    return MachineMemory(free=max(0, int(most) - now + int(counts.get(cached, 0))), total=int(most))

@@ -89,9 +89,18 @@ def show_ratio(ratio: float | None) -> str:
     return ABSENT if ratio is None or not math.isfinite(ratio) else f"{ratio:.2f}x"
 
 
+WORTHLESS: Final = 10.0
+"""An interval whose ends are so many times apart comes of two or three samples or launches."""
+
+
+def tells(low: float, high: float) -> bool:
+    """Return False if the ends of an interval of positive numbers are too far apart to be shown."""
+    return high <= WORTHLESS * low
+
+
 def show_interval(low: float | None, high: float | None) -> str:
-    """Format the interval of a ratio; one whose ends are ten times apart tells nothing."""
-    if low is None or high is None or high > 10 * low:  # as `base.measure.tells` decides
+    """Format the interval of a ratio, if it tells anything."""
+    if low is None or high is None or not tells(low, high):
         return ABSENT
     return f"{low:.2f} to {high:.2f}"
 

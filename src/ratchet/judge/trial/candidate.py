@@ -173,9 +173,9 @@ class CandidateProcess:
     @property
     def has_answered(self) -> bool:
         """True if it has sent an answer that was not fetched yet, or has ended."""
-        if not self._is_ready and self._child.has_answer:
+        if not self._is_ready and self._child.channel.has_answer:
             self._await_ready()
-        return self._is_ready and self._child.has_answer
+        return self._is_ready and self._child.channel.has_answer
 
     def run_under(self, clock: Clock) -> None:
         """Limit it by this clock from now on."""
@@ -355,7 +355,7 @@ class CandidateProcess:
         began = self.begin_calls(memories, limit_s=limit_s)
         if meanwhile is not None:
             with _decides():
-                meanwhile(lambda: self._child.has_answer)
+                meanwhile(lambda: self._child.channel.has_answer)
         return self.end_calls(calls, began, limit_s=limit_s)
 
     def begin_calls(self, memories: Sequence[int], *, limit_s: float) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import select
 import signal
 import sys
 import time
@@ -97,7 +96,9 @@ class ReferenceProcess:
             fork = zygote.fork([answer], file=request, limit_s=limit_s)
             watch = os.pidfd_open(fork.pid)
             try:
-                in_time = _ends_within(watch, min(longest_wait_s(limit_s), until_the_end_s()))
+                in_time = families.is_readable(
+                    watch, min(longest_wait_s(limit_s), until_the_end_s())
+                )
             finally:
                 _end_keeper(watch)
                 os.close(watch)
@@ -116,19 +117,12 @@ class ReferenceProcess:
         self._child.close()
 
 
-def _ends_within(watch: int, limit_s: float) -> bool:
-    """Wait for a process, by its descriptor; return True if it has ended."""
-    poller = select.poll()
-    poller.register(watch, select.POLLIN)
-    return bool(poller.poll(1e3 * max(0.0, limit_s)))
-
-
 def _end_keeper(watch: int) -> None:
     """Make a keeper end its processes, then end the keeper itself, if they still run."""
     for sent in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(watch, sent)
-        if _ends_within(watch, KEEPER_GRACE_S):
+        if families.is_readable(watch, KEEPER_GRACE_S):
             return
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class Tiled:
     """The parts of a matrix kernel's name; each is empty if the name does not tell it."""
 
     tile: str = ""  # Rows x columns x depth of the output's tile, as far as they are named
@@ -38,24 +38,24 @@ _OGS = re.compile(r"^_matmul_ogs\w*?_(\d+x\d+x\d+)x(\d+)(?:_|$)")
 
 
 @lru_cache(maxsize=4096)
-def tile_of(kernel: str) -> Tile:
+def tile_of(kernel: str) -> Tiled:
     """Read a kernel's name."""
     if _TENSILE.search(kernel):
         tile, isa = _MACRO_TILE.search(kernel), _AMD.search(kernel)
         split = _GLOBAL_SPLIT.search(kernel)
-        return Tile(
+        return Tiled(
             tile=tile[1] if tile else "",
             isa=f"gfx{isa[1]}" if isa else "",
             split="stream-K" if _STREAM_K.search(kernel) else split[1] if split else "",
         )
     if ogs := _OGS.search(kernel):
-        return Tile(tile=ogs[1], split=ogs[2])
+        return Tiled(tile=ogs[1], split=ogs[2])
     named = kernel.partition("<")[0] if kernel.startswith("void ") else kernel
     sm = _SM.search(kernel)
     isa_of = next((one for one in sm.groups() if one), "") if sm else ""
     isa_of = isa_of or next((n for word, n in _GENERATIONS.items() if word in named), "")
     found = next((match for shape in _NVIDIA if (match := shape.search(kernel))), None)
-    return Tile(
+    return Tiled(
         tile="x".join(filter(None, found.groups())) if found else "",
         isa=f"sm{isa_of}" if isa_of else "",
         split="split-K" if _SPLIT_K.search(kernel) else "",

@@ -108,7 +108,7 @@ class Collectives:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launches:
+class NamedLaunches:
     """Runtime calls that name the kernel they launch, as HIP's do; `row` points into the events."""
 
     row: Int32
@@ -116,9 +116,9 @@ class Launches:
     grid: Int32  # As written: blocks in three dimensions
 
 
-def _no_launches() -> Launches:
+def _no_launches() -> NamedLaunches:
     nothing = np.empty(0, dtype=np.int32)
-    return Launches(row=nothing, name=nothing, grid=nothing)
+    return NamedLaunches(row=nothing, name=nothing, grid=nothing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +154,7 @@ class Trace:
     ops: Ops
     collectives: Collectives
     memory: MemoryEvents
-    launches: Launches = field(default_factory=_no_launches)
+    launches: NamedLaunches = field(default_factory=_no_launches)
     devices: tuple[DeviceProperties, ...] = ()
     platform: Platform = "cpu"
     rank: int | None = None

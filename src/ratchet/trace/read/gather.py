@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -18,8 +19,8 @@ from ratchet.trace.read.columns import (
     Int64,
     Kind,
     Kinds,
-    Launches,
     MemoryEvents,
+    NamedLaunches,
     Numbers,
     Ops,
     Parts,
@@ -42,6 +43,21 @@ GPU_DEVICE_TYPES = (1, 6, 12, 15, 19, 20)
 """c10::DeviceType of CUDA, HIP, XPU, HPU, MTIA and PrivateUse1: those with device memory."""
 _NO_OTHERS = (WorkEvent, Unused)
 _LONGEST = 2**59  # 18 years in ns: a longer duration is not valid
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """One event of a format that has no columns; times in ns, -1 for what is not known."""
+
+    name: str
+    start: int
+    end: int
+    lane: tuple[str, str]
+    kind: Kind = Kind.ANNOTATION
+    correlation: int = -1
+    stream: int = -1
+    device: int = -1
+    size: int = -1
 
 
 class Gatherer:
@@ -71,7 +87,7 @@ class Gatherer:
         }
         self.op = {name: Parts(np.int64) for name in Ops.__slots__}
         self.collective = {name: Parts(np.int64) for name in Collectives.__slots__}
-        self.launch = {name: Parts(np.int64) for name in Launches.__slots__}
+        self.launch = {name: Parts(np.int64) for name in NamedLaunches.__slots__}
         self.memory = {name: Parts(np.int64) for name in MemoryEvents.__slots__}
         self.open: dict[int, list[Event]] = {}
         self.streams_known = True
@@ -115,6 +131,17 @@ class Gatherer:
             given = values[name]
             part.add(_narrow(given) if part.dtype == np.int32 else given)
         self.count += len(names)
+
+    def add_each(self, rows: Sequence[Row]) -> None:
+        """Take rows one by one; what a damaged file claims may not fit into 64 bits."""
+
+        def column(name: str) -> Int64:
+            values = [getattr(row, name) for row in rows]
+            return np.array([v if abs(v) < 2**62 else -1 for v in values], dtype=np.int64)
+
+        more = {name: column(name) for name in ("correlation", "stream", "device", "size")}
+        names, lanes = [row.name for row in rows], [row.lane for row in rows]
+        self.add_rows(column("kind"), names, column("start"), column("end"), lanes, **more)
 
     def add_ops(self, rows: NDArray[np.integer]) -> None:
         """Say that these rows are ops, whose arguments were not recorded."""
@@ -342,7 +369,7 @@ class Gatherer:
                 columns[name] = part.join(order)
         columns["ops"] = Ops(**_placed(self.op, place))
         columns["collectives"] = Collectives(**_placed(self.collective, place))
-        columns["launches"] = Launches(**_placed(self.launch, place))
+        columns["launches"] = NamedLaunches(**_placed(self.launch, place))
         time = self.memory["time"].join()
         memory = _sorted(self.memory, "time", time, np.argsort(time, kind="stable"))
         memory["on_device"] = memory["on_device"].astype(bool)

@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from ratchet.base.errors import TraceError
-from ratchet.trace.read.columns import Int64, Kind, Platform, Trace
-from ratchet.trace.read.gather import Gatherer
-from ratchet.trace.read.rocprof import kernel_kinds
+from ratchet.trace.read.columns import DEVICE_KINDS, Kind, Platform, Trace
+from ratchet.trace.read.gather import Gatherer, Row
+from ratchet.trace.read.rocprof import kernel_kind
 from ratchet.trace.read.stream import unpack
 from ratchet.trace.read.wire import (
     BYTES,
@@ -287,39 +285,35 @@ def _packets(path: Path, note: Note) -> Iterator[bytes]:
 
 def _add(gatherer: Gatherer, reader: _Reader, platform: Platform) -> Platform:
     """Add the slices read so far to the columns, and return the platform that they tell."""
-    slices, reader.slices = reader.slices, []
-    kinds, lanes, columns = [], [], []
-    for one in slices:
-        found = _WORK.match(reader.tracks[one.track].name)
-        kind = Kind.ANNOTATION
-        device = stream = size = -1
-        if one.category == "kernel_dispatch" or (found and found["sort"] == "COMPUTE"):
-            kind = Kind(int(kernel_kinds([one.name])[0]))
-        elif one.category == "memory_copy" or found:
-            kind = Kind.COPY
-            size = _number(one.said.get("copy_bytes"))
-        elif one.category in _RUNTIME:
-            kind = Kind.RUNTIME
-        if kind in (Kind.KERNEL, Kind.COPY, Kind.FILL):
-            device = int(found["agent"]) if found else 0
-            stream = int(found["queue"] or 0) if found else 0
-            lanes.append((f"GPU {device}", str(stream)))
-        else:
-            lanes.append(reader.lane(one.track))
-        if kind != Kind.ANNOTATION:
-            platform = "rocm"
-        begin, end = one.said.get("begin_ns", one.start), one.said.get("end_ns", one.end)
-        kinds.append(int(kind))
-        columns.append((_number(begin), _number(end), _number(one.said.get("corr_id")),
-                        _number(stream), _number(device), size))  # fmt: skip
-    table: Int64 = np.array(columns, dtype=np.int64).reshape(-1, 6)
-    gatherer.add_rows(
-        np.array(kinds, dtype=np.uint8), [one.name for one in slices], table[:, 0], table[:, 1],
-        lanes, correlation=table[:, 2], stream=table[:, 3], device=table[:, 4], size=table[:, 5],
-    )  # fmt: skip
-    return platform
+    rows = [_row(reader, one) for one in reader.slices]
+    reader.slices = []
+    gatherer.add_each(rows)
+    return "rocm" if any(row.kind != Kind.ANNOTATION for row in rows) else platform
+
+
+def _row(reader: _Reader, one: _Slice) -> Row:
+    said, found = one.said, _WORK.match(reader.tracks[one.track].name)
+    row = Row(
+        name=one.name,
+        start=_number(said.get("begin_ns", one.start)),
+        end=_number(said.get("end_ns", one.end)),
+        lane=reader.lane(one.track),
+        correlation=_number(said.get("corr_id")),
+    )
+    if one.category == "kernel_dispatch" or (found and found["sort"] == "COMPUTE"):
+        row.kind = kernel_kind(one.name)
+    elif one.category == "memory_copy" or found:
+        row.kind, row.size = Kind.COPY, _number(said.get("copy_bytes"))
+    elif one.category in _RUNTIME:
+        row.kind = Kind.RUNTIME
+    if row.kind in DEVICE_KINDS:
+        row.device, row.stream = (
+            (int(found["agent"]), int(found["queue"] or 0)) if found else (0, 0)
+        )
+        row.lane = f"GPU {row.device}", str(row.stream)
+    return row
 
 
 def _number(value: object) -> int:
-    """Return a whole number that a column can hold; -1 for anything else."""
-    return value if isinstance(value, int) and abs(value) < 2**62 else -1
+    """Return a whole number; -1 for anything else."""
+    return value if isinstance(value, int) else -1

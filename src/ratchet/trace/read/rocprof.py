@@ -159,11 +159,15 @@ def read_rocprof(path: Path) -> Trace:
     return Trace(name=path.name, platform="rocm", devices=tuple(devices), **columns)
 
 
+def kernel_kind(name: str) -> Kind:
+    """Return KERNEL, or COPY or FILL for the runtime's own copy and fill kernels."""
+    if name.startswith(COPY_KERNEL):
+        return Kind.COPY
+    return Kind.FILL if name.startswith(FILL_KERNEL) else Kind.KERNEL
+
+
 def kernel_kinds(names: list[str]) -> NDArray[np.uint8]:
-    """Return KERNEL for each name, or COPY or FILL for the runtime's own copy and fill kernels."""
-    sorts = ((COPY_KERNEL, Kind.COPY), (FILL_KERNEL, Kind.FILL), ("", Kind.KERNEL))
-    kinds = [next(kind for begin, kind in sorts if name.startswith(begin)) for name in names]
-    return np.array(kinds, dtype=np.uint8)
+    return np.array([kernel_kind(name) for name in names], dtype=np.uint8)
 
 
 def _add(gatherer: Gatherer, run: RocprofRun) -> list[DeviceProperties]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,9 +18,9 @@ import numpy as np
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import TraceError
 from ratchet.trace.read import wire
-from ratchet.trace.read.columns import DeviceProperties, Int64, Kind, Platform, Trace
-from ratchet.trace.read.gather import Gatherer
-from ratchet.trace.read.rocprof import kernel_kinds
+from ratchet.trace.read.columns import DEVICE_KINDS, DeviceProperties, Kind, Platform, Trace
+from ratchet.trace.read.gather import Gatherer, Row
+from ratchet.trace.read.rocprof import kernel_kind
 from ratchet.trace.read.stream import unpack
 from ratchet.trace.read.wire import Note, fields, message, number, signed, string
 
@@ -48,17 +48,8 @@ class _Plane:
     own: list[bytes] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Row:
-    name: str
-    start: int
-    end: int
-    lane: tuple[str, str]
-    kind: Kind
-    correlation: int = -1
-    stream: int = -1
-    device: int = -1
-    size: int = -1
+@dataclass(kw_only=True, slots=True)
+class _Row(Row):
     op: str = ""  # The HLO op that it is for
 
 
@@ -89,7 +80,7 @@ def read_xplane(path: Path) -> Trace:
     _add(gatherer, rows)
     columns = gatherer.finish()
     names = [devices.get(index) for index in range(max(devices, default=-1) + 1)]
-    on_device = any(row.kind in (Kind.KERNEL, Kind.COPY, Kind.FILL) for row in rows)
+    on_device = any(row.kind in DEVICE_KINDS for row in rows)
     return Trace(
         name=path.name,
         platform=_platform(vendors, rows) if on_device else "cpu",
@@ -175,9 +166,8 @@ def _rows(plane: _Plane, note: Note) -> list[_Row]:
                 start=zero + begin // _PS,
                 end=zero + (begin + max(once.get(3, 0), 0)) // _PS,
                 lane=(plane.name, name or str(about.get(1, ""))),
-                kind=Kind.ANNOTATION,
             )
-            _tell(row, stats, device, stream, len(found))
+            _tell(row, stats, device, stream)
             found.append(row)
     return found
 
@@ -187,7 +177,6 @@ def _tell(
     stats: dict[str, Stat],
     device: re.Match[str] | None,
     stream: re.Match[str] | None,
-    place: int,
 ) -> None:
     """Tell what an event is by its plane, its line, its name and its stats."""
     correlation = stats.get("correlation_id", -1)
@@ -198,7 +187,7 @@ def _tell(
         if stream is not None:
             row.stream = int(stream["stream"]) % 2**31
         row.name = row.name.removesuffix(".kd")
-        row.kind = Kind(int(kernel_kinds([row.name])[0]))
+        row.kind = kernel_kind(row.name)
         details = str(stats.get("memcpy_details", stats.get("memset_details", "")))
         if _COPY.match(row.name) or "memcpy_details" in stats:
             row.kind = Kind.COPY
@@ -218,30 +207,20 @@ def _tell(
 
 def _add(gatherer: Gatherer, rows: list[_Row]) -> None:
     """Add the rows, and an op around each runtime call whose HLO op is known."""
-    work = (Kind.KERNEL, Kind.COPY, Kind.FILL)
     by_correlation = {
-        row.correlation: row.op for row in rows if row.kind in work and row.op
-        and row.correlation > 0
-    }  # fmt: skip
+        row.correlation: row.op
+        for row in rows
+        if row.kind in DEVICE_KINDS and row.op and row.correlation > 0
+    }
     ops = []
     for row in rows:
         op = row.op or by_correlation.get(row.correlation, "")
         if row.kind == Kind.RUNTIME and op and row.correlation > 0:
-            ops.append(_Row(op, row.start, row.end, row.lane, Kind.OP))
-    everything = [*ops, *rows]
-
-    def column(name: str) -> Int64:
-        # What a damaged file claims may not fit into 64 bits.
-        values = [getattr(row, name) for row in everything]
-        return np.array([v if abs(v) < 2**62 else -1 for v in values], dtype=np.int64)
-
+            ops.append(replace(row, name=op, kind=Kind.OP, correlation=-1))
     first = gatherer.count
-    gatherer.add_rows(
-        column("kind"), [row.name for row in everything], column("start"), column("end"),
-        [row.lane for row in everything], correlation=column("correlation"),
-        stream=column("stream"), device=column("device"), size=column("size"),
-    )  # fmt: skip
-    gatherer.add_ops(first + np.flatnonzero(column("kind") == Kind.OP))
+    gatherer.add_each([*ops, *rows])
+    kinds = np.array([row.kind for row in (*ops, *rows)])
+    gatherer.add_ops(first + np.flatnonzero(kinds == Kind.OP))
 
 
 def _platform(vendors: Counter[str], rows: list[_Row]) -> Platform:
@@ -276,9 +255,8 @@ def _model(stats: dict[str, Stat]) -> str:
     memory = stats.get("memory_size", 0)
     fitting = []
     for one in catalogue.load().of_target(target):
-        fact = one.get("memory")
-        size = fact.number * (2**30 if fact.unit == "GiB" else 1e9) if fact else 0
-        near = isinstance(memory, int) and abs(memory * one.logical_devices / size - 1) < 0.1
-        if size and near and one.units == stats.get("core_count"):
+        size, seen = one.memory_bytes(), memory if isinstance(memory, int) else 0
+        near = size is not None and abs(seen / size - 1) < 0.1
+        if near and one.units == stats.get("core_count"):
             fitting.append(one.name)
     return fitting[0] if len(fitting) == 1 else ""

@@ -10,7 +10,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ratchet.base.show import model as m
-from ratchet.base.show.page import render_page
 from ratchet.base.show.words import milliseconds, sentence, share_of, show_bytes, show_ns
 from ratchet.trace.advice import advise
 from ratchet.trace.answers.report import Report, report
@@ -18,7 +17,7 @@ from ratchet.trace.ranks import Ranks
 from ratchet.trace.show import figures, tables, words
 
 if TYPE_CHECKING:
-    from ratchet.trace.advice import Finding
+    from ratchet.trace.advice import Advice
     from ratchet.trace.analysis import Identity
     from ratchet.trace.answers.kernels import OpRow
     from ratchet.trace.answers.memory import MemoryUse
@@ -38,11 +37,6 @@ STEP = (
     *(m.number(title, part, milliseconds) for part, title in words.PARTS.items()),
     m.number("overlap", "overlap", "{:.2%}".format, on="page"),
 )
-
-
-def render_trace_page(document: Traced) -> str:
-    """Render the page of one trace, or of several ranks, as HTML."""
-    return render_page(trace_report(document))
 
 
 def whole_report(trace: Trace) -> m.ResultReport:
@@ -149,7 +143,7 @@ def _steps(steps: Sequence[Identity]) -> list[m.ReportSection]:
 
 def _advice(ranks: Sequence[Report]) -> m.ReportSection:
     having: dict[str, list[str]] = defaultdict(list)
-    largest: dict[str, tuple[Finding, int]] = {}
+    largest: dict[str, tuple[Advice, int]] = {}
     for one in ranks:
         for finding in advise(one):
             having[finding.name].append(str(one.rank))

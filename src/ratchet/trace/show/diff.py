@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from ratchet.base.show import model as m
 from ratchet.base.show.figures import from_zero
-from ratchet.base.show.page import render_page
 from ratchet.base.show.words import change_ms, milliseconds, show_bytes, show_ns
 from ratchet.trace.show import figures, parts_legend, tables, words
 
@@ -20,10 +19,6 @@ RANKS = (
     m.number("moved, ms", "shift", change_ms),
     m.why("trace", "file"),
 )
-
-
-def render_diff_page(found: Diff) -> str:
-    return render_page(diff_report(found))
 
 
 def diff_report(document: Diff, top: int = 10) -> m.ResultReport:

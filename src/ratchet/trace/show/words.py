@@ -12,7 +12,7 @@ from ratchet.trace.ranks import Ranks
 from ratchet.trace.read.columns import PLATFORMS
 
 if TYPE_CHECKING:
-    from ratchet.trace.advice import Finding
+    from ratchet.trace.advice import Advice
     from ratchet.trace.analysis import Identity
     from ratchet.trace.answers.collectives import CollectiveRow
     from ratchet.trace.answers.report import Report
@@ -244,7 +244,7 @@ def facts(document: Report) -> list[tuple[str, str]]:
     return list(found.items())
 
 
-def lever_lines(finding: Finding) -> list[str]:
+def lever_lines(finding: Advice) -> list[str]:
     """Return the command that tries a finding's first lever, with the names of the others."""
     first, *others = finding.levers
     more = f"  # or {', '.join(others)}" if others else ""

@@ -16,9 +16,10 @@ from ratchet.base.devices.ceilings import Ceilings, above, mfu
 from ratchet.base.devices.probe import Device, describe_device, software
 from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.base.files import write_whole
-from ratchet.base.measure import Ratio, tells
+from ratchet.base.measure import Ratio
 from ratchet.base.measure.estimate import ArmTime
 from ratchet.base.serialise import document_of, encoded
+from ratchet.base.show.words import tells
 from ratchet.train.recipe import Candidate, ModelSignature, Recipe
 from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn import schedule

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from ratchet.base.devices.probe import gpus, how_to_see_more
+from ratchet.base.devices.probe import how_to_see_more
 from ratchet.base.errors import DeviceError
 from ratchet.base.process.memory import free_bytes
+from ratchet.base.show.words import counted
 
 
 def place(device: str) -> torch.device:
@@ -30,8 +31,8 @@ def place(device: str) -> torch.device:
     count = torch.cuda.device_count()
     if found.type == "cuda" and (found.index or 0) >= count:
         raise DeviceError(
-            f"device {device!r} is not available: torch {torch.__version__} sees {gpus(count)}; "
-            f"use --device cpu, or {how_to_see_more(count)}"
+            f"device {device!r} is not available: torch {torch.__version__} sees "
+            f"{counted(count, 'GPU')}; use --device cpu, or {how_to_see_more(count)}"
         )
     return found
 

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Final, Literal
 
 from ratchet.trace.answers.work import moves, products
-from ratchet.trace.answers.work.call import NOT_KNOWN, Call, OpWork, Rule
+from ratchet.trace.answers.work.call import NOT_KNOWN, Call, Counted, NotRecorded, OpWork, Rule
 from ratchet.trace.answers.work.optimizer import Gradients, update
 
 Category = Literal[
@@ -116,15 +117,16 @@ def work(
         known = category_of(name, kernel), moves.triton
     if known is None or not dims:
         return None
-    category, rule = known
     call = Call(name, dims, types, concrete, kernel)
-    counted = update(call, found, launches) if category == "optimizer" else None
-    if rule is not None:
-        counted = rule(call)
-    if counted is None and launched and rule is products.experts:
-        counted = products.hidden_experts(call, launched)
-    flops = counted.flops or 0 if counted is not None else 0
-    if counted is None or not (0 <= counted.size_bytes < _MOST_BYTES and 0 <= flops < _MOST_FLOPS):
+    try:
+        counted = update(call, found, launches) if known[1] is None else known[1](call)
+    except NotRecorded:
+        counted = Counted(None, 0)
+        if launched and known[1] is products.experts:
+            with suppress(NotRecorded):
+                counted = products.hidden_experts(call, launched)
+    flops = counted.flops or 0
+    if not (0 <= counted.size_bytes < _MOST_BYTES and 0 <= flops < _MOST_FLOPS):
         return None
     if not (flops or counted.size_bytes):
         return None

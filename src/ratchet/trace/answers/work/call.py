@@ -57,8 +57,8 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """An argument; `()` is the shape of a single number."""
+class Argument:
+    """A tensor among a call's arguments; `()` is the shape of a single number."""
 
     shape: Shape
     width: int  # Bytes of an element
@@ -77,6 +77,16 @@ class Tensor:
         return _FLOATS.search(self.kind) is not None
 
 
+class NotRecorded(Exception):
+    """Raised by a rule whose figures do not follow from what the profiler recorded."""
+
+
+def need(known: bool) -> None:
+    """Raise NotRecorded unless something that a rule builds on is known."""
+    if not known:
+        raise NotRecorded
+
+
 class Call:
     """The arguments of one call, as far as they were recorded."""
 
@@ -89,25 +99,30 @@ class Call:
         self._concrete = concrete
 
     @cached_property
-    def arguments(self) -> list[Tensor | None]:
+    def arguments(self) -> list[Argument | None]:
         """Return the arguments by place; None where there is no tensor."""
         return [
-            Tensor(shape, width, kind)
+            Argument(shape, width, kind)
             if (width := width_of(kind)) and (shape := shape_of(entry)) is not None
             else None
             for entry, kind in zip(self._dims, self._kinds, strict=False)
         ]
 
     @cached_property
-    def tensors(self) -> list[Tensor]:
+    def tensors(self) -> list[Argument]:
         """Return the tensors in order; single numbers are among them."""
         return [one for one in self.arguments if one is not None]
 
+    def at_least(self, count: int) -> list[Argument]:
+        """Return the tensors; NotRecorded if there are fewer."""
+        need(len(self.tensors) >= count)
+        return self.tensors
+
     @cached_property
-    def main(self) -> Tensor | None:
+    def main(self) -> Argument:
         """Return the first floating-point tensor with a dimension, or else the first tensor."""
-        wide = [one for one in self.tensors if one.shape] or self.tensors
-        return next((one for one in wide if one.floating), wide[0] if wide else None)
+        wide = [one for one in self.tensors if one.shape] or self.at_least(1)
+        return next((one for one in wide if one.floating), wide[0])
 
     @cached_property
     def lists(self) -> list[list[Shape]]:
@@ -132,6 +147,13 @@ class Call:
         """Return the value of the argument in this place; "" if it was not recorded."""
         return self.concrete[place] if -len(self.concrete) <= place < len(self.concrete) else ""
 
+    def whole(self, place: int) -> int:
+        """Return the whole number in this place; NotRecorded if there is none."""
+        value = self.value(place)
+        if type(value) is not int:
+            raise NotRecorded
+        return value
+
     @cached_property
     def number_lists(self) -> list[list[int]]:
         """Return the lists of whole numbers among the arguments."""
@@ -146,19 +168,20 @@ class Call:
         """Return the bytes of an element in a list of tensors, by the kernel's template types."""
         found = _OF_KERNEL.search(self.kernel.partition("<")[2])
         if found is None:
-            return self.main.width if self.main is not None else 0
+            return self.main.width if self.tensors else 0
         return int(found[1]) if found[1] else width_of(found[2])
 
     @cached_property
     def kind(self) -> str:
         """Return the type that decides the ceiling."""
-        if self.main is not None:
+        if self.tensors:
             return self.main.kind
         found = _OF_KERNEL.search(self.kernel.partition("<")[2])
         return (found[2] or "") if found else ""
 
 
-Rule = Callable[[Call], Counted | None]
+Rule = Callable[[Call], Counted]
+"""Counts one call; NotRecorded if its figures do not follow from the recording."""
 
 
 def parse_shapes(text: str) -> list[Json]:

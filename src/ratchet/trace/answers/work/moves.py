@@ -11,10 +11,20 @@ from collections.abc import Iterable
 from functools import partial
 from math import prod
 
-from ratchet.trace.answers.work.call import NOT_KNOWN, ONCE, Call, Counted, Rule, Shape, Tensor
+from ratchet.trace.answers.work.call import (
+    NOT_KNOWN,
+    ONCE,
+    Argument,
+    Call,
+    Counted,
+    NotRecorded,
+    Rule,
+    Shape,
+    need,
+)
 
 
-def _sum(tensors: Iterable[Tensor]) -> int:
+def _sum(tensors: Iterable[Argument]) -> int:
     return sum(one.size_bytes for one in tensors)
 
 
@@ -27,18 +37,16 @@ def _broadcast(shapes: Iterable[Shape]) -> Shape:
     return tuple(out)
 
 
-def _largest(call: Call) -> Tensor | None:
-    return max(call.tensors, key=lambda one: one.elements, default=None)
+def _largest(call: Call) -> Argument:
+    return max(call.at_least(1), key=lambda one: one.elements)
 
 
 # Element-wise.
 
 
-def elementwise(call: Call, *, inputs: int, flops: int = 1, truth: bool = False) -> Counted | None:
+def elementwise(call: Call, *, inputs: int, flops: int = 1, truth: bool = False) -> Counted:
     """Count an op on as many tensors at most; one tensor more is `out=`, which is only written."""
-    given = call.tensors
-    if not given:
-        return None
+    given = call.at_least(1)
     read = given[:inputs]
     if call.in_place:
         return Counted(flops * given[0].elements, _sum(read) + given[0].size_bytes)
@@ -48,67 +56,61 @@ def elementwise(call: Call, *, inputs: int, flops: int = 1, truth: bool = False)
     return Counted(flops * elements, _sum(read) + elements * (1 if truth else _promoted(read)))
 
 
-def _promoted(tensors: list[Tensor]) -> int:
+def _promoted(tensors: list[Argument]) -> int:
     """Return the width of the result: single numbers count only among themselves, ints below."""
     found = [one for one in tensors if one.shape] or tensors
     found = [one for one in found if one.floating] or found
     return max(one.width for one in found)
 
 
-def written(call: Call) -> Counted | None:
+def written(call: Call) -> Counted:
     """Count what only writes its first tensor."""
-    return Counted(0, call.tensors[0].size_bytes) if call.tensors else None
+    return Counted(0, call.at_least(1)[0].size_bytes)
 
 
-def counted_up(call: Call) -> Counted | None:
+def counted_up(call: Call) -> Counted:
     """Count `arange` by its beginning, end and step."""
-    begin, end, step = (call.value(place) for place in range(3))
-    if not (type(begin) is int and type(end) is int and type(step) is int and step):
-        return None
+    begin, end, step = (call.whole(place) for place in range(3))
+    need(step != 0)
     width = call.tensors[-1].width if call.tensors else 8
     return Counted(0, max(-(-(end - begin) // step), 0) * width)
 
 
-def copied(call: Call) -> Counted | None:
+def copied(call: Call) -> Counted:
     """Count a read of the second tensor and a write of the first."""
-    return Counted(0, _sum(call.tensors[:2])) if len(call.tensors) >= 2 else None
+    return Counted(0, _sum(call.at_least(2)[:2]))
 
 
-def read_once(call: Call, *, flops: int = 1) -> Counted | None:
+def read_once(call: Call, *, flops: int = 1) -> Counted:
     """Count the inputs alone: what is written is as small as a number."""
-    main = call.main
-    return None if main is None else Counted(flops * main.elements, _sum(call.tensors))
+    return Counted(flops * call.main.elements, _sum(call.tensors))
 
 
-def like_input(call: Call, *, flops: int = 1, copies: int = 1) -> Counted | None:
+def like_input(call: Call, *, flops: int = 1, copies: int = 1) -> Counted:
     """Count the inputs, and outputs of the first one's size."""
-    if not call.tensors:
-        return None
-    first = call.tensors[0]
+    first = call.at_least(1)[0]
     return Counted(flops * first.elements, _sum(call.tensors) + copies * first.size_bytes)
 
 
-def each_once(call: Call, *, flops: int | None = None) -> Counted | None:
+def each_once(call: Call, *, flops: int | None = None) -> Counted:
     """Count each argument once: registered ops have their outputs among them."""
-    if not call.tensors:
-        return None
-    largest = max(one.elements for one in call.tensors)
-    return Counted(None if flops is None else flops * largest, _sum(call.tensors), bytes_from=ONCE)
+    size = _sum(call.tensors)
+    return Counted(
+        None if flops is None else flops * _largest(call).elements, size, bytes_from=ONCE
+    )
 
 
-def triton(call: Call) -> Counted | None:
+def triton(call: Call) -> Counted:
     """Count each argument of one of Inductor's kernels once.
 
     Where it looks rows up, no table counts for more than the kernel's own elements.
     """
-    if not call.tensors:
-        return None
     numbers = [n for n in call.concrete if type(n) is int and n > 0]
     most = prod(numbers) if numbers else 0
     looks_up = any(word in call.name for word in ("embedding", "index", "gather", "nll_loss"))
     size = sum(
         min(one.elements, most) * one.width if looks_up and most else one.size_bytes
-        for one in call.tensors
+        for one in call.at_least(1)
     )
     return Counted(None, size, NOT_KNOWN, ONCE)
 
@@ -116,11 +118,11 @@ def triton(call: Call) -> Counted | None:
 # Reductions.
 
 
-def reduction(call: Call, *, flops: int = 1) -> Counted | None:
+def reduction(call: Call, *, flops: int = 1) -> Counted:
     """Count the input and the output, as far as the reduced dimensions were recorded."""
-    if not call.tensors or not call.tensors[0].shape:
+    first = call.at_least(1)[0]
+    if not first.shape:
         return read_once(call, flops=flops)
-    first = call.tensors[0]
     kept = _kept(call, first.shape)
     return Counted(flops * first.elements, first.size_bytes + kept * first.width)
 
@@ -138,20 +140,15 @@ def _kept(call: Call, shape: Shape) -> int:
 # Normalization and softmax.
 
 
-def norm(call: Call, *, flops: int, residual: bool = False) -> Counted | None:
+def norm(call: Call, *, flops: int, residual: bool = False) -> Counted:
     """Count the inputs and an output of the largest one's size; a second for a residual's sum."""
-    largest = _largest(call)
-    if largest is None:
-        return None
-    copies = 1 + residual
+    largest, copies = _largest(call), 1 + residual
     return Counted(flops * largest.elements, _sum(call.tensors) + copies * largest.size_bytes)
 
 
-def norm_backward(call: Call, *, flops: int) -> Counted | None:
+def norm_backward(call: Call, *, flops: int) -> Counted:
     """Count the inputs, and of the gradients those that the output mask asks for."""
     largest = _largest(call)
-    if largest is None:
-        return None
     mask = call.value(-1)
     wanted = mask if isinstance(mask, list) and mask else [True]
     weights = [one for one in call.tensors if len(one.shape) == 1 and one.elements > 1]
@@ -160,122 +157,101 @@ def norm_backward(call: Call, *, flops: int) -> Counted | None:
     return Counted(flops * largest.elements, size)
 
 
-def foreign_norm(call: Call, *, flops: int) -> Counted | None:
+def foreign_norm(call: Call, *, flops: int) -> Counted:
     """Count a registered norm: in place, with its output among the arguments, or returned."""
     largest = _largest(call)
-    if largest is None:
-        return None
     same = [one for one in call.tensors if one.elements == largest.elements]
     in_place = "fused_add" in call.base and len(same) == 2
     added = _sum(same) if in_place else largest.size_bytes if len(same) == 1 else 0
     return Counted(flops * largest.elements, _sum(call.tensors) + added, bytes_from=ONCE)
 
 
-def softmax(call: Call) -> Counted | None:
+def softmax(call: Call) -> Counted:
     """Count the input and the output: a maximum, subtraction, exponential, sum and division."""
-    if not call.tensors:
-        return None
-    first = call.tensors[0]
+    first = call.at_least(1)[0]
     width = 4 if call.value(2) is True and first.width == 2 else first.width  # half to float
     return Counted(5 * first.elements, first.size_bytes + first.elements * width)
 
 
-def softmax_backward(call: Call) -> Counted | None:
+def softmax_backward(call: Call) -> Counted:
     """Count gradient and output, and the input's gradient."""
-    if len(call.tensors) < 2:
-        return None
-    first = call.tensors[0]
-    return Counted(4 * first.elements, _sum(call.tensors[:2]) + call.tensors[1].size_bytes)
+    gradient, output = call.at_least(2)[:2]
+    return Counted(4 * gradient.elements, gradient.size_bytes + 2 * output.size_bytes)
 
 
 # Lookups: only what is looked up counts.
 
 
-def rows_of_table(call: Call) -> Counted | None:
+def rows_of_table(call: Call) -> Counted:
     """Count `index_select` and `embedding`: the indices, and each row read and written."""
-    if len(call.tensors) < 2 or not call.tensors[0].shape:
-        return None
-    table, places = call.tensors[:2]
+    table, places = call.at_least(2)[:2]
     number = call.value(1)
     along = number if type(number) is int and call.base == "index_select" else 0
-    if not -len(table.shape) <= along < len(table.shape) or not table.shape[along]:
-        return None
+    need(-len(table.shape) <= along < len(table.shape) and table.shape[along] > 0)
     found = table.elements // table.shape[along] * places.elements
     return Counted(0, places.size_bytes + 2 * found * table.width)
 
 
-def gradient_of_table(call: Call) -> Counted | None:
+def gradient_of_table(call: Call) -> Counted:
     """Count `embedding_dense_backward`: gradient and indices, and the table's gradient."""
-    if len(call.tensors) < 2 or not call.tensors[0].shape:
-        return None
-    grad, places = call.tensors[:2]
-    rows = call.value(2)
-    if type(rows) is not int:
-        return None
-    out = rows * grad.shape[-1]
+    grad, places = call.at_least(2)[:2]
+    need(bool(grad.shape))
+    out = call.whole(2) * grad.shape[-1]
     return Counted(grad.elements, grad.size_bytes + places.size_bytes + out * grad.width)
 
 
-def gathered(call: Call) -> Counted | None:
+def gathered(call: Call) -> Counted:
     """Count `gather`: as many elements read and written as places; the index may be expanded."""
-    if len(call.tensors) < 2:
-        return None
-    table, places = call.tensors[:2]
+    table, places = call.at_least(2)[:2]
     return Counted(0, 2 * places.elements * table.width)
 
 
-def scattered(call: Call) -> Counted | None:
+def scattered(call: Call) -> Counted:
     """Count `scatter` and `index_add`: index and source, and the elements that they reach."""
-    if len(call.tensors) < 2:
-        return None
-    table, source = call.tensors[0], call.tensors[-1]
+    table, source = call.at_least(2)[0], call.tensors[-1]
     added = "add" in call.base or "reduce" in call.base
     size = _sum(call.tensors[1:]) + (1 + added) * source.elements * table.width
     whole = 0 if call.in_place else 2 * table.size_bytes  # A copy of the table comes first
     return Counted(source.elements if added else 0, size + whole)
 
 
-def cache_rows(call: Call) -> Counted | None:
+def cache_rows(call: Call) -> Counted:
     """Count the keys and values that are put into a cache: each read and written once."""
-    if len(call.tensors) < 4:
-        return None
-    source, caches = call.tensors[:2], call.tensors[2:4]
+    source, caches = call.at_least(4)[:2], call.tensors[2:4]
     size = _sum(source) + sum(s.elements * c.width for s, c in zip(source, caches, strict=True))
     return Counted(0, size)
 
 
-def rotary(call: Call) -> Counted | None:
+def rotary(call: Call) -> Counted:
     """Count rotary embedding in place: queries and keys read and written, a table's row a token."""
     wide = [one for one in call.tensors if one.floating and len(one.shape) >= 2]
     places = next((one for one in call.tensors if not one.floating), None)
     if places is None or len(wide) < 2:
-        return None
+        raise NotRecorded
     turned, table = wide[:-1], wide[-1]
     rows = min(places.elements, table.shape[0]) * table.shape[-1] * table.width
     elements = sum(one.elements for one in turned)
     return Counted(3 * elements, 2 * _sum(turned) + rows + places.size_bytes)
 
 
-def joined(call: Call) -> Counted | None:
+def joined(call: Call) -> Counted:
     """Count `cat` and `stack`: every tensor of the list read, and written into one."""
     elements = sum(prod(shape) for shape in call.lists[0]) if call.lists else 0
-    width = call.list_width
-    return Counted(0, 2 * elements * width) if elements and width else None
+    need(elements * call.list_width > 0)
+    return Counted(0, 2 * elements * call.list_width)
 
 
 # Pooling and resampling.
 
 
-def pooled(call: Call) -> Counted | None:
+def pooled(call: Call) -> Counted:
     """Count the input and the output of a pool, with the places of its maxima."""
-    if not call.tensors or len(call.tensors[0].shape) < 3 or len(call.number_lists) < 3:
-        return None
-    first = call.tensors[0]
+    first = call.at_least(1)[0]
+    need(len(first.shape) >= 3 and len(call.number_lists) >= 3)
     dims = len(call.number_lists[0])
     size, stride, padding = call.number_lists[:3]
     stride = stride or size
-    if len({len(size), len(stride), len(padding)}) != 1 or min(stride) < 1:
-        return None
+    need(len(size) == len(stride) == len(padding) and min(stride, default=0) >= 1)
     spread = call.number_lists[3] if len(call.number_lists) > 3 else [1] * dims
     out = prod(first.shape[:-dims]) * prod(
         (n + 2 * p - d * (k - 1) - 1) // s + 1
@@ -285,31 +261,23 @@ def pooled(call: Call) -> Counted | None:
     return Counted(prod(size) * out, first.size_bytes + out * (first.width + places))
 
 
-def pooled_backward(call: Call) -> Counted | None:
+def pooled_backward(call: Call) -> Counted:
     """Count all inputs but the pool's own, and the gradient of that one."""
-    if len(call.tensors) < 2:
-        return None
-    grad, inputs = call.tensors[:2]
-    rest = call.tensors[2:]
-    return Counted(grad.elements, grad.size_bytes + _sum(rest) + inputs.size_bytes)
+    return Counted(call.at_least(2)[0].elements, _sum(call.tensors))
 
 
-def resampled(call: Call) -> Counted | None:
+def resampled(call: Call) -> Counted:
     """Count input and output of an upsampling or an adaptive pool, by the wanted size."""
-    if not call.tensors or not call.number_lists:
-        return None
-    first, size = call.tensors[0], call.number_lists[0]
-    if not size or len(first.shape) <= len(size):
-        return None
+    first, size = call.at_least(1)[0], call.number_lists[0] if call.number_lists else []
+    need(0 < len(size) < len(first.shape))
     out = prod(first.shape[: -len(size)]) * prod(size)
     return Counted(out, first.size_bytes + out * first.width)
 
 
-def chosen_best(call: Call) -> Counted | None:
+def chosen_best(call: Call) -> Counted:
     """Count `topk` and `sort`: the input, and values with their places."""
-    if not call.tensors or not call.tensors[0].shape:
-        return None
-    first = call.tensors[0]
+    first = call.at_least(1)[0]
+    need(bool(first.shape))
     number = call.value(1)
     share = number if call.base == "topk" and type(number) is int else first.shape[-1]
     out = first.elements // max(first.shape[-1], 1) * share

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from ratchet.trace.answers.work.call import GRADIENTS, SHAPES, Call, Counted, Shape
+from ratchet.trace.answers.work.call import GRADIENTS, SHAPES, Call, Counted, Shape, need
 
 # aten/src/ATen/native/cuda/MultiTensorApply.cuh
 KERNEL = re.compile(r"multi_tensor_apply")
@@ -87,18 +87,15 @@ _FUSED = {
 }
 
 
-def update(call: Call, found: Gradients, launches: int) -> Counted | None:
+def update(call: Call, found: Gradients, launches: int) -> Counted:
     """Count one update of lists; of those that torch left out, by the gradients' shapes."""
-    count = len(call.lists)
-    if not count:
-        return None
-    width = call.list_width
+    count, width = len(call.lists), call.list_width
+    need(count > 0)
     how, known = SHAPES, [sum(map(prod, one)) for one in call.lists]
     if not known[0]:
         elements = found.elements(count, launches)
         how, known = GRADIENTS, [elements] * count
-    if not known[0] or not width:
-        return None
+    need(known[0] * width > 0)
     if call.base in _FUSED:
         reads, writes, flops = _FUSED[call.base]
         size = (reads + writes) * known[0] * width

@@ -5,6 +5,7 @@ A multiplication and an addition count as one FLOP each.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +18,13 @@ from ratchet.trace.answers.work.call import (
     PAGES,
     SHAPES,
     TILES,
+    Argument,
     Call,
     Counted,
+    NotRecorded,
     Rule,
     Shape,
-    Tensor,
+    need,
     parse_shapes,
 )
 
@@ -32,8 +35,7 @@ def _read(call: Call) -> int:
 
 def _with_output(call: Call, flops: int, elements: int) -> Counted:
     """Count all inputs once, and an output in the main input's type."""
-    width = call.main.width if call.main is not None else 0
-    return Counted(flops, _read(call) + elements * width)
+    return Counted(flops, _read(call) + elements * call.main.width)
 
 
 def _product(call: Call, m: int, n: int, k: int) -> Counted:
@@ -44,15 +46,13 @@ def _product(call: Call, m: int, n: int, k: int) -> Counted:
 # Matrix multiplies.
 
 
-def matmul(call: Call) -> Counted | None:
+def matmul(call: Call) -> Counted:
     """Count [.., m, k] x [.., k, n]; with `out=`, the output is an argument more."""
     adds = call.base.startswith(("addmm", "baddbmm", "_addmm", "addmv", "addbmm"))
     shapes = [one.shape for one in call.tensors[adds:]]
-    if len(shapes) < 2 or len(shapes[0]) < 2 or len(shapes[1]) < 2:
-        return None
+    need(len(shapes) >= 2 and min(map(len, shapes[:2])) >= 2)
     left, right = shapes[:2]
-    if left[-1] != right[-2]:
-        return None
+    need(left[-1] == right[-2])
     out = prod(left[:-2]) * left[-2] * right[-1]
     flops = 2 * out * left[-1]
     product = (left[-2], right[-1], left[-1]) if len(left) == 2 else None
@@ -61,59 +61,54 @@ def matmul(call: Call) -> Counted | None:
     return replace(_with_output(call, flops, out), product=product)
 
 
-def vector_product(call: Call) -> Counted | None:
+def vector_product(call: Call) -> Counted:
     """Count a matrix with a vector, or two vectors."""
     adds = call.base == "addmv"
     pair = [one.shape for one in call.tensors[adds:]][:2]
-    if len(pair) < 2 or len(pair[1]) != 1 or not pair[0] or pair[0][-1] != pair[1][0]:
-        return None
+    need(len(pair) == 2 and len(pair[1]) == 1 and pair[0][-1:] == pair[1])
     return _with_output(call, 2 * prod(pair[0]), prod(pair[0][:-1]))
 
 
-def linear(call: Call) -> Counted | None:
+def _with_weight(call: Call, shared: int) -> tuple[Shape, Shape]:
+    """Return the shapes of a tensor and of the weight that share a size: its `shared` one."""
+    left, weight = (one.shape for one in call.at_least(2)[:2])
+    need(len(weight) == 2 and left[-1:] == (weight[shared],))
+    return left, weight
+
+
+def linear(call: Call) -> Counted:
     """Count x [.., k] with a weight [n, k]."""
-    shapes = [one.shape for one in call.tensors]
-    if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][1]:
-        return None
-    return _product(call, prod(shapes[0][:-1]), *shapes[1])
+    left, weight = _with_weight(call, 1)
+    return _product(call, prod(left[:-1]), *weight)
 
 
-def linear_input_gradient(call: Call) -> Counted | None:
+def linear_input_gradient(call: Call) -> Counted:
     """Count grad [.., n] with a weight [n, k]."""
-    shapes = [one.shape for one in call.tensors]
-    if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][0]:
-        return None
-    return _product(call, prod(shapes[0][:-1]), shapes[1][1], shapes[1][0])
+    left, (n, k) = _with_weight(call, 0)
+    return _product(call, prod(left[:-1]), k, n)
 
 
-def linear_weight_gradient(call: Call) -> Counted | None:
+def linear_weight_gradient(call: Call) -> Counted:
     """Count grad [.., n] with x [.., k] over all rows."""
-    shapes = [one.shape for one in call.tensors]
-    if len(shapes) < 2 or not shapes[0] or not shapes[1]:
-        return None
-    if prod(shapes[0][:-1]) != prod(shapes[1][:-1]):
-        return None
-    return _product(call, shapes[0][-1], shapes[1][-1], prod(shapes[0][:-1]))
+    grad, x = (one.shape for one in call.at_least(2)[:2])
+    need(bool(grad and x) and prod(grad[:-1]) == prod(x[:-1]))
+    return _product(call, grad[-1], x[-1], prod(grad[:-1]))
 
 
-def linear_cross_entropy(call: Call) -> Counted | None:
+def linear_cross_entropy(call: Call) -> Counted:
     """Count the logits of x [n, h] with a weight [v, h]; nothing of them need be stored."""
-    shapes = [one.shape for one in call.tensors]
-    if len(shapes) < 2 or len(shapes[1]) != 2 or not shapes[0] or shapes[0][-1] != shapes[1][1]:
-        return None
-    return Counted(2 * prod(shapes[0]) * shapes[1][0], _read(call))
+    left, weight = _with_weight(call, 1)
+    return Counted(2 * prod(left) * weight[0], _read(call))
 
 
-def linear_cross_entropy_gradients(call: Call) -> Counted | None:
+def linear_cross_entropy_gradients(call: Call) -> Counted:
     """Count the logits and the gradients of x and of the weight, three products of one size."""
     forward = linear_cross_entropy(call)
-    if forward is None or forward.flops is None:
-        return None
     written = sum(one.size_bytes for one in call.tensors[:2])
-    return Counted(3 * forward.flops, forward.size_bytes + written)
+    return Counted(3 * (forward.flops or 0), forward.size_bytes + written)
 
 
-def foreign_gemm(call: Call) -> Counted | None:
+def foreign_gemm(call: Call) -> Counted:
     """Count a registered op's product: two matrices that share a size, in either layout.
 
     An output among the arguments, recognised by its sizes, is not counted again.
@@ -132,22 +127,20 @@ def foreign_gemm(call: Call) -> Counted | None:
             written = any(one.shape[-1] == columns and one.elements == rows * columns
                           for one in others)  # fmt: skip
             found = _product(call, rows, columns, a[-1])
-            if written:
-                return replace(found, size_bytes=_read(call), bytes_from=ONCE)
-            return found
-    return None
+            return replace(found, size_bytes=_read(call), bytes_from=ONCE) if written else found
+    raise NotRecorded
 
 
-def triton_template(call: Call) -> Counted | None:
+def triton_template(call: Call) -> Counted:
     """Count Inductor's template of a product: its arguments are the matrices and the output."""
-    flat = [one for one in call.tensors if len(one.shape) >= 2]
-    found = foreign_gemm(call)
-    if found is None or len(flat) < 3:
-        return Counted(None, _read(call), bytes_from=ONCE)
+    found = Counted(None, 0)
+    if sum(len(one.shape) >= 2 for one in call.tensors) >= 3:
+        with contextlib.suppress(NotRecorded):
+            found = foreign_gemm(call)
     return replace(found, size_bytes=_read(call), bytes_from=ONCE)
 
 
-def experts(call: Call) -> Counted | None:
+def experts(call: Call) -> Counted:
     """Count a mixture of experts: hidden [t, h], w1 [e, 2i or i, h], w2 [e, h, i], ids [t, k].
 
     Each token passes both layers of its k experts; the weights of no more experts than are chosen
@@ -168,7 +161,7 @@ def experts(call: Call) -> Counted | None:
         None,
     )
     if pair is None:
-        return None
+        raise NotRecorded
     first, second = pair
     hidden = next((one for one in flat if one.shape[1] == first.shape[2]), None)
     chosen = [
@@ -177,7 +170,7 @@ def experts(call: Call) -> Counted | None:
         if hidden is not None and one.shape[0] == hidden.shape[0] and 0 < one.shape[1] <= 64
     ]
     if hidden is None or not chosen:
-        return None
+        raise NotRecorded
     tokens, per_token = hidden.shape[0], min(one.shape[1] for one in chosen)
     each = prod(first.shape[1:]) + prod(second.shape[1:])
     used = min(first.shape[0], tokens * per_token)
@@ -192,7 +185,7 @@ _OGS = re.compile(
 _WEIGHT_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "mxfp4": 17 / 32}
 
 
-def hidden_experts(call: Call, launched: Sequence[tuple[str, str]]) -> Counted | None:
+def hidden_experts(call: Call, launched: Sequence[tuple[str, str]]) -> Counted:
     """Count experts whose weights are no arguments: hidden [t, h], router [t, e].
 
     triton_kernels launches one block for each tile of the outputs. The second layer's outputs are
@@ -202,14 +195,12 @@ def hidden_experts(call: Call, launched: Sequence[tuple[str, str]]) -> Counted |
     flat = [one for one in call.tensors if len(one.shape) == 2]
     layers = {bool(found["gated"]): (found, grid) for name, grid in launched
               if (found := _OGS.match(name))}  # fmt: skip
-    if len(flat) < 2 or len(layers) != 2:
-        return None
+    need(len(flat) >= 2 and len(layers) == 2)
     (tokens, hidden), experts = flat[0].shape, flat[1].shape[1]
     (up, up_grid), (down, down_grid) = layers[True], layers[False]
     blocks = _blocks(down_grid) // -(-hidden // int(down["n"])) if hidden else 0
     each = _chosen(blocks, tokens, experts, int(down["m"])) if blocks else 0
-    if not each or _blocks(up_grid) % blocks or _blocks(down_grid) % blocks:
-        return None
+    need(each > 0 and _blocks(up_grid) % blocks == _blocks(down_grid) % blocks == 0)
     inner = (_blocks(up_grid) // blocks - 1) * int(up["n"]) // 2
     weights = 3 * hidden * inner
     used = min(experts, tokens * each) * weights * _WEIGHT_BYTES.get(up["weight"], 0.5)
@@ -236,11 +227,10 @@ def _chosen(blocks: int, tokens: int, experts: int, rows: int) -> int:
     return 0
 
 
-def recurrent(call: Call) -> Counted | None:
+def recurrent(call: Call) -> Counted:
     """Count a recurrent net's products: every weight matrix with every step's input."""
     steps = call.main
-    if steps is None or len(steps.shape) != 3 or not call.lists or not call.lists[0]:
-        return None
+    need(len(steps.shape) == 3 and bool(call.lists and call.lists[0]))
     weights = sum(prod(shape) for shape in call.lists[0] if len(shape) == 2)
     size = weights * steps.width + _read(call)
     return Counted(2 * prod(steps.shape[:2]) * weights, size)
@@ -249,11 +239,10 @@ def recurrent(call: Call) -> Counted | None:
 # Convolutions.
 
 
-def convolution(call: Call) -> Counted | None:
+def convolution(call: Call) -> Counted:
     """Count a forward convolution; without its stride, only the bytes of its inputs are known."""
     shapes = [one.shape for one in call.tensors]
-    if len(shapes) < 2 or len(shapes[0]) < 3 or len(shapes[0]) != len(shapes[1]):
-        return None
+    need(len(shapes) >= 2 and 3 <= len(shapes[0]) == len(shapes[1]))
     inputs, weight = shapes[:2]
     transposed = "transpose" in call.base
     out_size = _convolved(call, inputs, weight, transposed)
@@ -300,11 +289,10 @@ def _convolved(call: Call, inputs: Shape, weight: Shape, transposed: bool) -> li
     return out if len(out) == len(inputs) - 2 and min(out) >= 1 else None
 
 
-def convolution_backward(call: Call) -> Counted | None:
+def convolution_backward(call: Call) -> Counted:
     """Count the gradients that the output mask asks for; both if it was not recorded."""
-    if len(call.tensors) < 3 or min(len(one.shape) for one in call.tensors[:3]) < 3:
-        return None
-    grad, inputs, weight = call.tensors[:3]
+    grad, inputs, weight = call.at_least(3)[:3]
+    need(min(len(one.shape) for one in (grad, inputs, weight)) >= 3)
     mask = call.value(-1)
     wanted = [bool(one) for one in mask[:2]] if isinstance(mask, list) and len(mask) == 3 else []
     wanted = wanted or [True, True]
@@ -337,17 +325,15 @@ _CAUSAL_AT = {
 _CACHE = 4  # Keys this many times as large as the queries are a cache, most of it not in use
 
 
-def attention(call: Call) -> Counted | None:
+def attention(call: Call) -> Counted:
     """Count the two products of the forward, or the five of the backward, between q and k."""
     backward = "backward" in call.base or "bwd" in call.base
     tensors = [one for one in call.tensors if one.floating or one.width == 1]
     wide = [one for one in tensors if len(one.shape) in (3, 4) and one.elements > 1]
     wide = wide[1:] if backward else wide
-    if len(wide) < 3:
-        return None
+    need(len(wide) >= 3)
     query, key, value = wide[:3]
-    if len(query.shape) > len(key.shape) or query.shape[-1] != key.shape[-1]:
-        return None
+    need(len(query.shape) <= len(key.shape) and query.shape[-1] == key.shape[-1])
     written = sum(t.size_bytes for t in (query, key, value)) if backward else 0
     output = query.elements // query.shape[-1] * value.shape[-1]
     if not backward and not any(one.elements == output for one in wide[3:]):
@@ -387,8 +373,8 @@ def _lengths(call: Call) -> int:
 
 
 def _ragged(
-    call: Call, query: Tensor, key: Tensor, value: Tensor, sequences: int, backward: bool
-) -> Counted | None:
+    call: Call, query: Argument, key: Argument, value: Argument, sequences: int, backward: bool
+) -> Counted:
     """Count packed sequences: q [tokens, heads, width].
 
     The sum of squares is least for equal lengths, and a causal mask leaves half. Of keys in pages
