@@ -14,7 +14,7 @@ from ratchet.amd import targets as amd
 from ratchet.judge.targets import Targets, targets
 
 PACKAGE = Path(ratchet.__file__).parent
-EXTRAS = ("optuna", "openai", "pypdf", "tokenizers", "transformers", "ray", "peft")
+EXTRAS = ("openai", "pypdf", "tokenizers", "transformers", "ray", "peft")
 AFTER_A_CHECK = ("guard/sweep/trial.py",)
 """Files whose process is started once `transformers` was found."""
 CORE_AT_WORK = """

@@ -18,6 +18,7 @@ is JSON.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -41,10 +42,10 @@ from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites import NAMES, find_problem
 from ratchet.judge.terms import Terms
-from ratchet.write.author import FAILED, Answer
+from ratchet.write.author import FAILED, Answer, Progress, Proposal, Schedule, Space
 from ratchet.write.effort import Rungs
 from ratchet.write.problem_run import ProblemRun
-from ratchet.write.search import SearchAuthor
+from ratchet.write.search import SearchAuthor, new_draws
 from ratchet.write.write import write
 from ratchet.write.writing_result import WritingRequest, WritingResult, make_request
 
@@ -228,11 +229,29 @@ def screened_anew(problem: Problem, kernels: Sequence[Kernel]) -> dict[str, floa
     return {name: math.exp(math.fsum(own) / len(own)) for name, own in logs.items()}
 
 
+class RandomAuthor:
+    """Proposes schedules drawn at random: the baseline of the search."""
+
+    name = "random"
+
+    def __init__(self, space: Space, *, seed: int) -> None:
+        self._space, self._source = space, random.Random(seed)
+        self._seen: set[Schedule] = set()
+
+    def propose(self, progress: Progress, count: int) -> list[Proposal]:
+        drawn = itertools.islice(new_draws(self._space, self._seen, self._source), count)
+        return [
+            Proposal(kernel=self._space.kernel(one), author=self.name, schedule=one)
+            for one in drawn
+        ]
+
+
 def bests(problem: Problem, strategy: str, seed: int) -> dict[int, Kernel]:
     """The kernel that a search would have confirmed first after each count of CURVE_AT."""
     from ratchet.write.generator import space_for
 
-    author = SearchAuthor(space_for(problem, device="cpu"), strategy=strategy, seed=seed)
+    space = space_for(problem, device="cpu")
+    author = (SearchAuthor if strategy == "evolution" else RandomAuthor)(space, seed=seed)
     with tempfile.TemporaryDirectory() as folder, Court(f"{folder}/l.db") as court:
         run = ProblemRun(
             problem=problem,

@@ -51,7 +51,6 @@ def test_learn_alone_shows_its_stages(capsys: pytest.CaptureFixture[str]) -> Non
         (("sft", "nothing-here"), "holds no corpus"),
         (("sft", "x", "--replay", "much"), "replay 'much' is no share"),
         (("sft", "x", "--on-forgetting", "shrug"), "on-forgetting 'shrug'"),
-        (("grpo", "x", "--reward", "praise"), "reward 'praise' is out of range"),
         (("eval", "nothing-here"), "holds no policy"),
         (("loop", "--budget", "soon"), "'soon' is not a duration"),
         (("loop", "--rounds", "0"), "rounds 0 is out of range: give 1 to 1000"),

@@ -45,7 +45,6 @@ def mistake(capsys: pytest.CaptureFixture[str]) -> functools.partial[str]:
         (("softmax", "--authors", "me"), "'me': use one of library, search, compiler, agent"),
         (("softmax", "--authors", ","), "--authors names none"),
         (("softmax", "--authors", "agent"), "give --model, or --replay RUN"),
-        (("softmax", "--search", "annealing"), "evolution, optuna, random"),
         (("softmax", "--base-url", "http://x"), "give --model too"),
         (("softmax", "--model", "m", "--replay", "r"), "leave --model out"),
         (("softmax", "--resume", "--fresh"), "give one of them"),

@@ -25,7 +25,8 @@ from ratchet.judge.trial.looks import time_until_answered
 from ratchet.judge.trial.open_problem import Record
 from ratchet.judge.trial.sample import CaseTiming
 from ratchet.judge.verdict import Screening, Speedups, TimedSample, Verdict
-from ratchet.write.author import Answer, Proposal, Schedule
+from ratchet.write.author import Answer, Progress, Proposal, Schedule
+from ratchet.write.search import new_draws
 
 CHOICES = {
     "tile": ("8", "16", "32", "64", "128", "256"),
@@ -111,6 +112,28 @@ class MadeUpSpace:
         pairs = [[(name, one) for one in values] for name, values in CHOICES.items()]
         every = itertools.product(*pairs)
         return max(self.log_ratio(one) for one in every)
+
+
+class RandomSearch:
+    """Proposes schedules drawn at random: the baseline of a search."""
+
+    name = "search"
+
+    def __init__(self, space: MadeUpSpace, *, seed: int = 0) -> None:
+        self._space, self._source = space, random.Random(seed)
+        self._seen: set[Schedule] = set()
+
+    def propose(self, progress: Progress, count: int) -> list[Proposal]:
+        drawn = itertools.islice(new_draws(self._space, self._seen, self._source), count)
+        return [
+            Proposal(
+                kernel=self._space.kernel(one),
+                author=self.name,
+                schedule=one,
+                features=tuple(self._space.features(one)),
+            )
+            for one in drawn
+        ]
 
 
 class MadeUpCourt:

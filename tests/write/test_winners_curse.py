@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_up_space import MadeUpCourt, MadeUpSpace, made_up_problem
+from made_up_space import MadeUpCourt, MadeUpSpace, RandomSearch, made_up_problem
 from simulated_machine import Machine
 
 from ratchet.write.problem_run import ProblemRun
@@ -19,7 +19,7 @@ def run_search(
     *,
     seed: int,
     candidates: int = CANDIDATES,
-    strategy: str = "evolution",
+    author: type[SearchAuthor] | type[RandomSearch] = SearchAuthor,
     budget_s: float = 60.0,
     machine: Machine | None = None,
 ) -> tuple[ProblemRun, MadeUpCourt]:
@@ -27,7 +27,7 @@ def run_search(
     run = ProblemRun(
         problem=made_up_problem(size=space.size),
         request=WritingRequest(budget_s=budget_s, candidates=candidates, seed=seed),
-        authors=[SearchAuthor(space, strategy=strategy, seed=seed)],
+        authors=[author(space, seed=seed)],
         court=court,
         keep=lambda answer: None,
         listen=lambda event: None,
@@ -72,7 +72,7 @@ def test_two_hundred_searches_among_equal_kernels_prove_none(
     space = MadeUpSpace(same=True)
     proven, lucky = 0, 0
     for seed in range(SEARCHES):
-        run, _ = run_search(space, monkeypatch, seed=seed, strategy="random", budget_s=budget_s)
+        run, _ = run_search(space, monkeypatch, seed=seed, author=RandomSearch, budget_s=budget_s)
         assert run.screened == CANDIDATES
         proven += "proven" in statuses(run)
         best = run.progress.best
@@ -88,7 +88,7 @@ def test_a_screened_ratio_is_never_a_result(monkeypatch: pytest.MonkeyPatch) -> 
     space = MadeUpSpace(same=True)
     excess, confirmed = [], []
     for seed in range(24):
-        run, _ = run_search(space, monkeypatch, seed=seed, strategy="random")
+        run, _ = run_search(space, monkeypatch, seed=seed, author=RandomSearch)
         judged = run.progress.answers[-1]
         assert judged.stage == "judged" and judged.ratio is not None
         chosen = judged.kernel_hash

@@ -10,14 +10,13 @@ import random
 
 import pytest
 from commands import needs_judge
-from made_up_space import MadeUpSpace
+from made_up_space import MadeUpSpace, RandomSearch
 
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Case, Problem, TensorSpec
 from ratchet.write.author import Schedule
 from ratchet.write.problem_run import ProblemRun
-from ratchet.write.search import SearchAuthor
 from ratchet.write.writing_result import WritingRequest
 
 SEARCHES = int(os.environ.get("RATCHET_SEARCHES", "1"))
@@ -55,7 +54,7 @@ def searched(ledger: str, *, seed: int, candidates: int, budget_s: float) -> Pro
         run = ProblemRun(
             problem=silu_problem(),
             request=WritingRequest(budget_s=budget_s, candidates=candidates, seed=seed),
-            authors=[SearchAuthor(SameKernels(same=True), strategy="random", seed=seed)],
+            authors=[RandomSearch(SameKernels(same=True), seed=seed)],
             court=court,
             keep=lambda answer: None,
             listen=lambda event: None,

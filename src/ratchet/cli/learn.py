@@ -368,7 +368,7 @@ def sft(
 
 @commands.command()
 @with_config(
-    "lora steps problems group rate turns discount repeats reward rival target kl context replay "
+    "lora steps problems group rate turns discount repeats rival target kl context replay "
     "max_forgetting on_forgetting rollouts rollout_memory device seed",
     steps=50,
     rate=3e-4,
@@ -440,7 +440,7 @@ def evaluate(
 @commands.command()
 @with_config(
     "model size answers language lora steps soup batch context rate problems group kl turns "
-    "discount repeats reward rival target replay max_forgetting rollouts rollout_memory device "
+    "discount repeats rival target replay max_forgetting rollouts rollout_memory device "
     "seed",
     steps=100, soup=4, rate=2e-3, problems=4, group=4, kl=0.3, replay=0.1,
 )  # fmt: skip

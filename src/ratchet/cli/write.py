@@ -72,7 +72,6 @@ def write(
         "the agent if it has a model, no policy.",
         "NAMES",
     ),
-    search: str = option("evolution", "How to search: evolution, optuna or random.", "NAME"),
     model: str = option("", "Language model that the agent asks.", "NAME"),
     base_url: str = option("", "Its OpenAI-compatible endpoint. Key: OPENAI_API_KEY.", "URL"),
     strategy: str = option("beam", "The agent's strategy: beam or evolve.", "NAME"),
@@ -120,7 +119,6 @@ def write(
         budget=budget or (BUDGET if workload is None else WORKLOAD_BUDGET),
         language=language,
         authors=authors,
-        search=search,
         agent=AgentChoice(
             model=model,
             base_url=base_url,

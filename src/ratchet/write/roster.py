@@ -146,7 +146,6 @@ def _search(setting: Setting) -> Author:
     )
     return SearchAuthor(
         space,
-        strategy=request.search,
         seed=request.seed,
         experience=Experience(setting.book.earlier(SEARCH)),
         name=SEARCH,
@@ -160,7 +159,7 @@ def _compiler(setting: Setting) -> Author:
 
 
 def _policy(setting: Setting) -> Author:
-    from ratchet.write.learn.policy import policy_author
+    from ratchet.write.learn.evaluate import policy_author
 
     return policy_author(setting.argument, seed=setting.request.seed)
 

@@ -43,7 +43,6 @@ class WritingRequest(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     target: str | None = None
     """An AMD GPU that is not here: kernels are in Triton, and their machine code is emulated."""
-    search: str = "evolution"  # The search's strategy: evolution, optuna or random
     agent: AgentChoice = AgentChoice()
     resume: bool = False
     reuse: Reuse = "same budget"
@@ -130,7 +129,6 @@ def _verdict_alone(verdict: Verdict) -> dict[str, object]:
 
 
 SHORTEST_BUDGET_S: Final = 20.0
-SEARCHES: Final = ("evolution", "optuna", "random")
 LARGEST_SEED: Final = 2**32 - 1
 
 
@@ -139,7 +137,6 @@ def make_request(
     budget: str,
     language: str | None = None,
     authors: str | None = None,
-    search: str = "evolution",
     agent: AgentChoice | None = None,
     device: str = "auto",
     target: str | None = None,
@@ -180,7 +177,6 @@ def make_request(
         language=_language(language or (None if target is None else "triton")),
         device=parse_device(device) if target is None else "cpu",
         target=None if target is None else parse_target(target),
-        search=one_of("search", search, SEARCHES),
         agent=chosen,
         resume=resume,
         reuse="never" if fresh else "same budget",

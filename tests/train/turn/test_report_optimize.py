@@ -66,6 +66,14 @@ def terminal(result: OptimizeResult) -> str:
         return text.getvalue()
 
 
+@pytest.mark.parametrize(
+    "why", ["the arithmetic was not changed", "the budget had no room to compare them"]
+)
+def test_losses_that_were_not_compared_have_their_reason(why: str) -> None:
+    found = as_result(make_result(losses=None, not_measured={"losses": why}))
+    assert f"The losses were not compared: {why}." in terminal(found)
+
+
 def test_an_interval_that_excludes_one_is_not_called_no_difference() -> None:
     document = make_result()
     speedup = {"ratio": 1.30, "low": 1.17, "high": 1.44, "answer": "undecided"}

@@ -29,7 +29,6 @@ from ratchet.write.learn.languages import ScheduleLanguage, read_schedule, sched
 from ratchet.write.learn.tasks import split_names
 from ratchet.write.learn.training import ReplayDebt
 
-REWARDS = ("milestones", "log", "raw")
 FAILED = ("invalid", "wrong", "crashed", "timed_out", "refused")
 
 
@@ -37,21 +36,18 @@ def outcome(status: Any, ratio: float | None = None) -> Screening:
     return Screening(kernel_hash="k", status=status, ratio=ratio)
 
 
-@given(st.sampled_from(REWARDS), st.sampled_from(FAILED), st.floats(0.1, 100))
-def test_nothing_is_earned_unless_the_kernel_is_right(
-    reward: str, status: str, ratio: float
-) -> None:
-    assert reward_of(outcome(status, ratio), LearnConfig(reward=reward)) == 0  # type: ignore[arg-type]
+@given(st.sampled_from(FAILED), st.floats(0.1, 100))
+def test_nothing_is_earned_unless_the_kernel_is_right(status: str, ratio: float) -> None:
+    assert reward_of(outcome(status, ratio), LearnConfig()) == 0
 
 
-@given(st.sampled_from(REWARDS), st.floats(0.01, 100), st.floats(1.0, 10.0))
-def test_a_faster_kernel_never_earns_less(reward: str, ratio: float, factor: float) -> None:
-    config = LearnConfig(reward=reward)  # type: ignore[arg-type]
+@given(st.floats(0.01, 100), st.floats(1.0, 10.0))
+def test_a_faster_kernel_never_earns_less(ratio: float, factor: float) -> None:
+    config = LearnConfig()
     low = reward_of(outcome("screened", ratio), config)
     high = reward_of(outcome("screened", ratio * factor), config)
     assert low is not None and high is not None
-    assert RIGHT_ALONE <= low <= high
-    assert reward == "raw" or high <= 1
+    assert RIGHT_ALONE <= low <= high <= 1
 
 
 def test_cheating_costs_and_what_was_not_measured_does_not_count() -> None:
@@ -80,7 +76,7 @@ def test_what_noise_explains_of_a_group_teaches_nothing(rewards: list[float], no
 
 @given(st.floats(0.3, 1.0), st.floats(1.01, 3.0))
 def test_in_training_slow_and_very_fast_kernels_are_told_apart(slow: float, more: float) -> None:
-    plain = LearnConfig(reward="log", cap=4.0)
+    plain = LearnConfig(cap=4.0)
     wide = plain.in_training()
     pairs = ((slow / more, slow), (5.0, 5.0 * more))
     for lower, higher in pairs:
@@ -88,16 +84,14 @@ def test_in_training_slow_and_very_fast_kernels_are_told_apart(slow: float, more
         assert reward_of(first, plain) == reward_of(second, plain)
         if lower > wide.floor:
             assert (reward_of(first, wide) or 0) < (reward_of(second, wide) or 0)
-    assert LearnConfig(reward="milestones").in_training() == LearnConfig(reward="milestones")
+    emulated = LearnConfig(target="gfx942", language="triton")
+    assert emulated.in_training() == emulated
 
 
 def test_the_noise_of_a_reward_is_that_of_its_screening() -> None:
-    log = LearnConfig(reward="log", cap=4.0)
+    log = LearnConfig(cap=4.0)
     assert noise_of(outcome("screened", 2.0), log) == pytest.approx(0.9 * SCATTER / math.log(4.0))
     assert noise_of(outcome("screened", 0.5), log) == 0.0  # no reward moves there
-    assert noise_of(outcome("screened", 1.6), LearnConfig(reward="milestones")) == pytest.approx(
-        0.9 / 6 / 2
-    )
     assert noise_of(outcome("wrong"), log) == 0.0
     emulated = LearnConfig(target="gfx942", language="triton")
     assert noise_of(outcome("screened", 2.0), emulated) == 0.0

@@ -9,9 +9,9 @@ from simulated_bench import tasks
 
 from ratchet.base.errors import LearnError, RatchetError
 from ratchet.write.author import Progress
+from ratchet.write.learn.evaluate import PolicyAuthor, policy_author
 from ratchet.write.learn.languages import SourceLanguage, agent_messages
 from ratchet.write.learn.models import Policy, load_policy
-from ratchet.write.learn.policy import PolicyAuthor, policy_author
 from ratchet.write.writing_result import parse_authors
 
 

@@ -304,7 +304,17 @@ class StepArm:
         return [one.as_json() for one in found]
 
 
-class VectorProbe:
+class UntimedArm:
+    """An arm that answers calls and is never timed."""
+
+    def step(self, iterations: int) -> None:
+        raise WorkloadError("this arm is never timed")
+
+    def describe(self) -> dict[str, object]:
+        return {}
+
+
+class VectorProbe(UntimedArm):
     """Compiles torch's tests of the CPU's vector instructions, which every first compile needs.
 
     Their results are kept in the compile cache. They take a core for a dozen seconds where a
@@ -312,12 +322,6 @@ class VectorProbe:
     """
 
     calls = ("probe",)
-
-    def step(self, iterations: int) -> None:
-        raise WorkloadError("a probe is never timed")
-
-    def describe(self) -> dict[str, object]:
-        return {}
 
     def probe(self) -> str:
         """Return the name of the instructions that torch's compiler will use."""
@@ -327,7 +331,7 @@ class VectorProbe:
         return str(pick_vec_isa())
 
 
-class ShrunkArm:
+class ShrunkArm(UntimedArm):
     """Trains small copies of a workload from given seeds; never timed."""
 
     calls = ("curve",)
@@ -337,12 +341,6 @@ class ShrunkArm:
         self._options = options
         # The copies are so small that a second thread costs more than it saves.
         self._config = msgspec.structs.replace(config, threads=1, affinity=False)
-
-    def step(self, iterations: int) -> None:
-        raise WorkloadError("a shrunk copy is trained for its losses and is never timed")
-
-    def describe(self) -> dict[str, object]:
-        return {}
 
     def curve(self, seed: int, steps: int) -> list[float]:
         """Return the loss at each of `steps` steps of the copy initialised from `seed`."""
@@ -376,19 +374,13 @@ def make_shapes_arm(*, workload: str, options: LoadOptions) -> ShapesArm:
 SHAPES_FACTORY: Final = address(make_shapes_arm)
 
 
-class ShapesArm:
+class ShapesArm(UntimedArm):
     """A training step that is looked at and never run."""
 
     calls = ("workload", "sites")
 
     def __init__(self, workload: Workload, mode: FakeTensorMode) -> None:
         self._workload, self._mode = workload, mode
-
-    def step(self, iterations: int) -> None:
-        raise WorkloadError("a step without values is never timed")
-
-    def describe(self) -> dict[str, object]:
-        return {}
 
     def workload(self) -> dict[str, object]:
         """Describe the workload and its step (JSON of `StepFacts`).

@@ -380,15 +380,18 @@ def _checks(result: OptimizeResult) -> m.ReportSection:
     gradients, losses = result.gradients, result.losses
     said: list[m.Inline] = ["The gradients were not checked."]
     if gradients:
-        worst = f" The worst is {gradients.worst_parameter}, at {gradients.worst_ratio:.2f} times "
         worst = (
-            f"{worst}the error of the baseline's precision." if gradients.worst_parameter else ""
+            f" The worst is {gradients.worst_parameter}, at {gradients.worst_ratio:.2f} times the "
+            "error of the baseline's precision."
+            if gradients.worst_parameter
+            else ""
         )
         said = [(*_passed("Gradients", gradients.passed), f": {gradients.detail}.{worst}")]
     if losses:
         said.append((*_passed("Losses", losses.passed), f": {losses.detail}."))
     else:
-        said.append("The losses were not compared, because the arithmetic is the same.")
+        why = result.not_measured.get("losses", "the arithmetic was not changed")
+        said.append(f"The losses were not compared: {why}.")
     plot = losses_plot(losses)
     label = "Loss over the steps for each seed, as written and with Ratchet"
     return m.section(

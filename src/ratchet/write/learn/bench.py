@@ -175,8 +175,6 @@ def judge_answers(
     ]
 
 
-MILESTONES: Final = (1.0, 1.2, 1.5, 2.0, 3.0, 4.0)
-"""Speed-ups that each add the same to a milestone reward."""
 SCATTER: Final = 0.07
 """Standard deviation of a ratio's logarithm over repeated screenings of one kernel, as measured on
 two cores (docs/log/2026-11-25.md)."""
@@ -187,8 +185,7 @@ def reward_of(outcome: Screening, config: LearnConfig) -> float | None:
     """Return an answer's reward; None if the judge could not measure it.
 
     A kernel that is not right earns 0, one that tried to fool the judge `config.cheating`. A right
-    kernel earns RIGHT_ALONE, and more for its speed-up: up to 1 by milestones or by the logarithm
-    from the floor to the cap, without a limit for `raw`.
+    kernel earns RIGHT_ALONE, and up to 1 by the logarithm of its speed-up between floor and cap.
     """
     if outcome.status == "unmeasured":
         return None
@@ -197,14 +194,8 @@ def reward_of(outcome: Screening, config: LearnConfig) -> float | None:
     if not outcome.is_right or outcome.ratio is None:
         return RIGHT_ALONE if outcome.is_right else 0.0
     ratio = max(outcome.ratio, 1e-6)
-    if config.reward == "raw":
-        return RIGHT_ALONE + max(0.0, ratio - 1.0)
-    if config.reward == "milestones":
-        passed = sum(ratio >= one for one in MILESTONES) / len(MILESTONES)
-    else:
-        share = math.log(ratio / config.floor) / math.log(config.cap / config.floor)
-        passed = min(max(share, 0.0), 1.0)
-    return RIGHT_ALONE + (1 - RIGHT_ALONE) * passed
+    share = math.log(ratio / config.floor) / math.log(config.cap / config.floor)
+    return RIGHT_ALONE + (1 - RIGHT_ALONE) * min(max(share, 0.0), 1.0)
 
 
 def shared(

@@ -89,10 +89,9 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         _about("Weight of GRPO's divergence from its start; 0 spares a copy of the model.", ge=0),
     ] = 0.1
-    reward: Annotated[Literal["log", "milestones", "raw"], _about("How speed is rewarded.")] = "log"
     cap: Annotated[float, Meta(gt=1)] = 4.0  # Speed-up above which the reward grows no more
     floor: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Speed-up below which the logarithmic reward falls no more."""
+    """Speed-up below which the reward falls no more."""
     cheating: float = -1.0  # Reward of a kernel that tried to fool the judge
     rival: Annotated[
         Literal["eager", "compile"],
@@ -159,22 +158,13 @@ class LearnConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"nothing is timed for target {self.target!r}: leave out --against-compile"
             )
 
-    @property
-    def learns_against_eager(self) -> bool:
-        """Return whether a loop's training may leave torch.compile out.
-
-        A factor that all answers to a problem share adds the same to their logarithmic rewards, and
-        cancels in a group. Timing torch.compile takes as long as some ten kernels.
-        """
-        return self.reward == "log" and not self.target
-
     def in_training(self) -> LearnConfig:
         """Return the config whose rewards tell answers apart however fast the rival is.
 
         If all answers are slower than the rival, or over `cap` times as fast, rewards that end
-        there are all equal and teach nothing.
+        there are all equal and teach nothing. Bounds of the emulator have no such rival.
         """
-        return self.changed(cap=WIDE[1], floor=WIDE[0]) if self.learns_against_eager else self
+        return self if self.target else self.changed(cap=WIDE[1], floor=WIDE[0])
 
     def is_same_run(self, other: LearnConfig) -> bool:
         """Return whether a run of this config may go on with another one."""

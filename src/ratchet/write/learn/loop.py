@@ -122,7 +122,9 @@ class Loop:
                 raise LearnError(
                     "the generator writes none of these problems: give other --families or --unseen"
                 )
-            if self.config.learns_against_eager:
+            if not self.config.target:
+                # A factor that all answers to a problem share cancels in a group, and timing
+                # torch.compile takes as long as some ten kernels.
                 self._bench.against_eager = frozenset(one.key for one in self._train)
             base = self._base()
             self._parameters = base.card.parameters

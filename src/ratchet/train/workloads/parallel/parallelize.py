@@ -44,12 +44,13 @@ from ratchet.train.workloads.parallel.meshes import (
     reduce_by,
 )
 from ratchet.train.workloads.parallel.split import (
+    cut,
     experts_of,
+    pipelined_step,
     split_experts,
     split_products,
     split_sequence,
 )
-from ratchet.train.workloads.parallel.stages import cut, pipelined_step
 from ratchet.train.workloads.step import TrainingStep
 from ratchet.train.workloads.workload import Batch, BatchFunction, Workload
 

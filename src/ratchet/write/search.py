@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,15 +15,168 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.measure import FloatArray
 from ratchet.write.author import FAILED, RIGHT, Answer, Progress, Proposal, Schedule, Space
 from ratchet.write.effort import Rungs
-from ratchet.write.search.strategies import (
-    Evolution,
-    Move,
-    OptunaSearch,
-    ScoredSchedule,
-    SearchStrategy,
-    is_valid,
-    new_draws,
-)
+
+ATTEMPTS: Final = 50  # Draws of a new schedule before a space counts as used up
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredSchedule:
+    schedule: Schedule
+    score: float | None  # Logarithm of the ratio to the reference; None if the kernel was not right
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Move:
+    schedule: Schedule
+    parents: tuple[Schedule, ...] = ()
+    note: str = ""
+
+
+def ranked(trials: Sequence[ScoredSchedule]) -> list[ScoredSchedule]:
+    """Return the trials with right answers, the fastest first."""
+    right = [trial for trial in trials if trial.score is not None]
+    return sorted(right, key=lambda trial: trial.score or 0.0, reverse=True)
+
+
+def is_valid(space: Space, schedule: Schedule) -> bool:
+    """Return whether the space has a kernel for a schedule that was put together by hand."""
+    try:
+        space.kernel(schedule)
+    except (RatchetError, ValueError, KeyError):
+        return False
+    return True
+
+
+def differences(before: Schedule, after: Schedule) -> str:
+    """Return in words what one schedule has that another has not: `tile 16 -> 32`."""
+    old, new = dict(before), dict(after)
+    words = [
+        f"{name} {old.get(name, 'none')} -> {new.get(name, 'none')}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    return ", ".join(words)
+
+
+def new_draws(space: Space, seen: set[Schedule], source: random.Random) -> Iterator[Schedule]:
+    """Yield schedules at random that are not in `seen`, and add them, until none is found."""
+    misses = 0
+    while misses < ATTEMPTS:
+        schedule = space.draw(source)
+        if schedule in seen:
+            misses += 1
+            continue
+        misses = 0
+        seen.add(schedule)
+        yield schedule
+
+
+# Parents win a tournament among the best (Goldberg and Deb, "A comparative analysis of selection
+# schemes used in genetic algorithms", 1991), so that a lucky time does not become the only parent.
+
+POPULATION: Final = 12  # Best trials from which parents are chosen
+TOURNAMENT: Final = 3
+FEWEST_RIGHT: Final = 4  # Right trials before there are parents
+DRAWN, CROSSED = 0.15, 0.25  # Shares of moves that are drawn at random, and that cross two parents
+MORE_CHANGES: Final = 0.35  # Chance of each further change to a child
+PRIOR: Final = 1.0
+"""Trials without any effect that are added to those of each value: one lucky time says little."""
+
+
+class Evolution:
+    """Chooses schedules: changes of the best ones, mixes of two of them, and random draws.
+
+    It keeps no state but its source of chance: the trials say everything, so a resumed run goes on
+    as if it had never stopped.
+    """
+
+    def __init__(self, space: Space, source: random.Random) -> None:
+        self._space = space
+        self._source = source
+
+    def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
+        """Return up to `count` moves to schedules that no trial has; none if the space is used up.
+
+        `trials` are in the order in which they were screened.
+        """
+        seen = {trial.schedule for trial in trials}
+        parents = [trial.schedule for trial in ranked(trials)[:POPULATION]]
+        draws = new_draws(self._space, seen, self._source)
+        moves: list[Move] = []
+        favourite = self._favourite(trials)
+        if favourite is not None and favourite not in seen and is_valid(self._space, favourite):
+            seen.add(favourite)
+            note = f"the best of each choice: {differences(parents[0], favourite)}"
+            moves.append(Move(schedule=favourite, parents=(parents[0],), note=note))
+        while len(moves) < count:
+            move = None
+            if len(parents) >= FEWEST_RIGHT and self._source.random() >= DRAWN:
+                move = self._child(parents, seen)
+            if move is None:
+                drawn = next(draws, None)
+                if drawn is None:
+                    break
+                move = Move(schedule=drawn, note="drawn")
+            seen.add(move.schedule)
+            moves.append(move)
+        return moves
+
+    def _favourite(self, trials: Sequence[ScoredSchedule]) -> Schedule | None:
+        """Return each choice's value with the best trials on average; None before there are any.
+
+        The first trials of a space change one choice each, so this joins what helped alone.
+        """
+        right = ranked(trials)
+        if len(right) < FEWEST_RIGHT:
+            return None
+        names = {name for name, _ in right[0].schedule}
+        alike = [one for one in right if {name for name, _ in one.schedule} == names]
+        middle = statistics.fmean(one.score or 0.0 for one in alike)
+        gains: dict[tuple[str, str], list[float]] = {}
+        for one in alike:
+            for pair in one.schedule:
+                gains.setdefault(pair, []).append((one.score or 0.0) - middle)
+        best: dict[str, tuple[float, str]] = {}
+        for (name, value), found in gains.items():
+            effect = sum(found) / (len(found) + PRIOR)
+            best[name] = max(best.get(name, (-math.inf, "")), (effect, value))
+        return tuple(sorted((name, value) for name, (_, value) in best.items()))
+
+    def _child(self, parents: Sequence[Schedule], seen: set[Schedule]) -> Move | None:
+        """Return a child that is new; None if it takes too long to find one."""
+        for _ in range(ATTEMPTS):
+            first = self._winner(parents)
+            crossed = self._source.random() < CROSSED
+            move = self._cross(first, self._winner(parents)) if crossed else self._change(first)
+            if move is not None and move.schedule not in seen:
+                return move
+        return None
+
+    def _winner(self, parents: Sequence[Schedule]) -> Schedule:
+        """Return the best of a few; `parents` are the best first."""
+        return parents[min(self._source.randrange(len(parents)) for _ in range(TOURNAMENT))]
+
+    def _change(self, parent: Schedule) -> Move:
+        child = self._space.change(parent, self._source)
+        for _ in range(3):
+            if self._source.random() >= MORE_CHANGES:
+                break
+            child = self._space.change(child, self._source)
+        return Move(schedule=child, parents=(parent,), note=differences(parent, child))
+
+    def _cross(self, first: Schedule, second: Schedule) -> Move | None:
+        """Return a mix of two parents with the same choices; None if the space has no such mix."""
+        one, other = dict(first), dict(second)
+        if one.keys() != other.keys() or one == other:
+            return None
+        mixed = {name: (one if self._source.random() < 0.5 else other)[name] for name in one}
+        child = tuple(sorted(mixed.items()))
+        if child in (first, second) or not is_valid(self._space, child):
+            return None
+        return Move(
+            schedule=child, parents=(first, second), note=f"crossed: {differences(first, child)}"
+        )
+
 
 # Ridge regression gives the effects that problems share; the nearest neighbours give what is left,
 # since choices of a schedule hang together. Times are centred problem by problem: the model ranks
@@ -175,33 +328,17 @@ class Experience:
         return [others[index] for index in order if times[index] <= limit]
 
 
-class RandomSearch(SearchStrategy):
-    def ask(self, trials: Sequence[ScoredSchedule], count: int) -> list[Move]:
-        seen = {trial.schedule for trial in trials}
-        draws = new_draws(self._space, seen, self._source)
-        return [Move(schedule=one, note="drawn") for one in itertools.islice(draws, count)]
-
-
-STRATEGIES: Final[Mapping[str, Callable[[Space, random.Random], SearchStrategy]]] = {
-    "evolution": Evolution,
-    "optuna": OptunaSearch,
-    "random": RandomSearch,
-}
 OVERSAMPLED: Final = 4  # Moves that the cost model chooses from, for each one that is proposed
 UNMODELLED: Final = 0.25  # Share of moves that the cost model has no say in
 
 
 class SearchAuthor:
-    """Proposes the kernels of a space.
-
-    `random` is a baseline: it uses neither openers nor earlier runs nor a cost model.
-    """
+    """Proposes the kernels of a space."""
 
     def __init__(
         self,
         space: Space,
         *,
-        strategy: str = "evolution",
         seed: int = 0,
         experience: Experience | None = None,
         name: str = "search",
@@ -209,8 +346,7 @@ class SearchAuthor:
         self.name = name
         self._space = space
         self._source = random.Random(seed)
-        self._strategy = STRATEGIES[strategy](space, self._source)
-        self._plain = strategy == "random"
+        self._evolution = Evolution(space, self._source)
         self._experience = experience or Experience()
         self._openers: list[Move] | None = None
         self._asked: set[Schedule] = set()
@@ -221,10 +357,10 @@ class SearchAuthor:
         answers = [one for one in progress.answers if self._is_own(one)]
         trials = self._trials(answers)
         hashes = {one.schedule: one.kernel_hash for one in answers}
-        model = None if self._plain else self._model(progress.problem.hash, answers)
+        model = self._model(progress.problem.hash, answers)
         if self._openers is None:
-            key, known = progress.problem.hash, self._experience
-            self._openers = [] if self._plain else known.openers(self._space, key, model)
+            key = progress.problem.hash
+            self._openers = self._experience.openers(self._space, key, model)
         tested = {trial.schedule for trial in trials}
         proposals: list[Proposal] = []
         while self._openers and len(proposals) < count:
@@ -236,7 +372,7 @@ class SearchAuthor:
         if left > 0:
             tried = [*trials, *(ScoredSchedule(schedule=p.schedule, score=None) for p in proposals)]
             more = 1 if model is None else OVERSAMPLED
-            moves = self._chosen(self._strategy.ask(tried, left * more), left, model)
+            moves = self._chosen(self._evolution.ask(tried, left * more), left, model)
             proposals += self._proposed(moves, hashes)
         return proposals
 
