@@ -13,7 +13,7 @@ COMPILE = ("compile", "compile-max-autotune")
 OPTIMIZER = re.compile(r"_foreach_|_fused_adam|multi_tensor_apply|Optimizer", re.IGNORECASE)
 ADAMW = re.compile(r"_fused_adam|Adam|addcdiv", re.IGNORECASE)
 _OTHER_OPTIMIZER = re.compile(r"Optimizer\.step#(?!AdamW?\b)")
-OPTIMIZER_LEVERS = ("fused-optimizer", "foreach-optimizer")
+OPTIMIZER_LEVERS = ("fused-optimizer",)
 KERNEL_LEVERS = (
     (re.compile(r"rms_?norm", re.IGNORECASE), "kernel:rms_norm"),
     (re.compile(r"layer_?norm", re.IGNORECASE), "kernel:layer_norm"),
@@ -205,7 +205,7 @@ def host_bound(report: Report) -> Advice | None:
             f"({report.launches.count:,} launches)"
         ),
         gain=gain,
-        levers=("compile", "compile-max-autotune", "fused-optimizer", "foreach-optimizer"),
+        levers=("compile", "compile-max-autotune", "fused-optimizer"),
         remedy="launch less: compile the step, capture it in a graph, or raise the batch size",
     )
 
@@ -257,7 +257,7 @@ def small_kernels(report: Report) -> Advice | None:
             f"{milliseconds(gaps)} in gaps of up to 10 µs between queued work)"
         ),
         gain=min(gaps + launches.small_time // 2, report.identity.window),
-        levers=("compile", "fused-optimizer", "foreach-optimizer"),
+        levers=("compile", "fused-optimizer"),
         remedy="fuse elementwise chains and optimizer updates",
     )
 

@@ -76,7 +76,7 @@ def test_adamw_levers_leave_another_optimizer_alone() -> None:
 
 def test_an_update_that_cannot_be_fused_says_why() -> None:
     here = situation(why_not_fused="a parameter is complex")
-    for name in ("fused-optimizer", "foreach-optimizer", "kernel:adamw"):
+    for name in ("fused-optimizer", "kernel:adamw"):
         assert all_levers()[name].applies(here) == "a parameter is complex"
     assert all_levers()["fused-optimizer"].applies(situation()) is None
 

@@ -31,7 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "torch.compile": WHOLE,
     "fused update": {**WHOLE, "optimizer": "fused"},
     "autocast, uncompiled": {"precision": "bf16_autocast"},
-    "autocast": {**WHOLE, "precision": "bf16_autocast", "optimizer": "foreach"},
+    "autocast": {**WHOLE, "precision": "bf16_autocast", "optimizer": "fused"},
     "bf16 weights": {**WHOLE, "precision": "bf16_master", "optimizer": "fused"},
     "bf16 weights, uncompiled": {"precision": "bf16_master"},
     "AdamW kernel": {"optimizer": "kernel"},

@@ -141,7 +141,7 @@ def test_the_call_sites_of_an_own_step_are_found_without_training_it() -> None:
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("name", ["normed", "noisy"])
 def test_an_own_step_is_compared_with_what_it_does_as_written(name: str, tmp_path: Path) -> None:
-    found = arm(name, StepConfig(optimizer="foreach"))
+    found = arm(name, StepConfig(optimizer="fused"))
     found.gradients(str(tmp_path / "gradients"))
     assert found.difference(3) == ""
 
@@ -151,7 +151,7 @@ def test_a_lever_that_changes_what_an_own_step_does_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Planted: an update of half the size, in the third call alone."""
-    found = arm("normed", StepConfig(optimizer="foreach"))
+    found = arm("normed", StepConfig(optimizer="fused"))
     own, calls = found._step.own, 0
     assert isinstance(own, CompiledStep)
     real = own.run

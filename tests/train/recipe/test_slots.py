@@ -19,7 +19,6 @@ from ratchet.train.workloads.config import StepConfig
 
 CONFIGS = {
     "as written": StepConfig(),
-    "foreach": StepConfig(optimizer="foreach"),
     "fused": StepConfig(optimizer="fused"),
     "kernel": StepConfig(optimizer="kernel"),
 }

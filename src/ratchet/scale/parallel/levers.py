@@ -10,7 +10,7 @@ import msgspec
 
 from ratchet.base.errors import RatchetError, RecipeError
 from ratchet.train.levers import Lever, Situation, check_lever
-from ratchet.train.levers.system import CHECKPOINTING
+from ratchet.train.levers.table import CHECKPOINTING
 from ratchet.train.recipe import Candidate
 from ratchet.train.workloads.parallel import ParallelLayout
 

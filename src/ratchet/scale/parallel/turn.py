@@ -35,7 +35,7 @@ from ratchet.scale.parallel.levers import (
     why_no_process,
 )
 from ratchet.train.levers import Lever, Situation
-from ratchet.train.levers.system import CHECKPOINTING
+from ratchet.train.levers.table import CHECKPOINTING
 from ratchet.train.recipe import (
     Candidate,
     ModelSignature,

@@ -110,7 +110,7 @@ def kernel_adamw(step: TrainingStep) -> WeightUpdate:
         names = ", ".join(type(one).__name__ for one in made)
         raise GraphError(
             f"optimizer 'kernel' replaces one AdamW, but this workload trains with "
-            f"{names}: choose as_written, foreach or fused"
+            f"{names}: choose as_written or fused"
         )
     return AdamWUpdate(
         written,

@@ -1,4 +1,4 @@
-"""The levers, by name and as a list: `operators.LEVERS` has them in trial order."""
+"""The levers, by name and as a list: `table.LEVERS` has them in trial order."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import msgspec
 from ratchet.base.errors import RatchetError
 from ratchet.judge.kernels.library import LIBRARY, why_no_kernel
 from ratchet.judge.kernels.library.sources import LibraryKernel
-from ratchet.train.levers import system
 from ratchet.train.levers.base import Lever, Situation
-from ratchet.train.levers.operators import LEVERS
+from ratchet.train.levers.table import CHECKPOINTING, LEVERS, MICRO_BATCHES, MICRO_BATCHES_NAME
 from ratchet.train.workloads.config import OwnPrecision, StepConfig
 
 PREFIX = "kernel:"
@@ -146,16 +145,16 @@ def _with_value(name: str) -> Lever | None:
     """Return the lever of a name that holds its value; None for every other name."""
     if name.startswith(PLANNED):
         return planned_lever(name)
-    return micro_batches(name) if name.startswith(system.MICRO_BATCHES_NAME) else None
+    return micro_batches(name) if name.startswith(MICRO_BATCHES_NAME) else None
 
 
 def micro_batches(name: str) -> Lever:
     """Return the lever that cuts each batch into as many parts as its name says."""
-    parts = name.removeprefix(system.MICRO_BATCHES_NAME)
+    parts = name.removeprefix(MICRO_BATCHES_NAME)
     if not parts.isdecimal() or int(parts) < 2:
         raise RatchetError(f"lever {name!r} cuts no batch: write micro-batches=2 or more")
-    summary = system.MICRO_BATCHES.summary.replace("2", parts)
-    return replace(system.MICRO_BATCHES, name=name, value=int(parts), summary=summary)
+    summary = MICRO_BATCHES.summary.replace("2", parts)
+    return replace(MICRO_BATCHES, name=name, value=int(parts), summary=summary)
 
 
 def planned_lever(name: str) -> Lever:
@@ -172,7 +171,7 @@ def planned_lever(name: str) -> Lever:
             "`ratchet memory` printed, such as plan:ffnn"
         ) from None
     return replace(
-        system.CHECKPOINTING,
+        CHECKPOINTING,
         name=name,
         value=plan,
         summary="; ".join([f"blocks recompute as planned: {plan}", *(one.summary for one in also)]),

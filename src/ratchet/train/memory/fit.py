@@ -10,7 +10,13 @@ import msgspec
 
 from ratchet.base.errors import DeviceError, PlanError
 from ratchet.judge.steps.arms import ArmProcess
-from ratchet.train.levers import Lever, find_lever, operators, system
+from ratchet.train.levers import Lever, find_lever
+from ratchet.train.levers.table import (
+    CHUNKED_LOGITS,
+    FUSED_OPTIMIZER,
+    MICRO_BATCHES_NAME,
+    UPDATE_IN_BACKWARD,
+)
 from ratchet.train.memory.arm import StepShape, measure, memory_arm, shape_of
 from ratchet.train.memory.measured import MeasuredStep
 from ratchet.train.memory.plan import (
@@ -290,15 +296,15 @@ def ladder(shape: StepShape, config: StepConfig) -> list[Rung]:
     """
     found: list[Rung] = [()]
     if not shape.own_step and not shape.why_not_fused and config.optimizer == "as_written":
-        found.append((operators.FUSED_OPTIMIZER,))
+        found.append((FUSED_OPTIMIZER,))
     if shape.has_head:
-        found.append((*found[-1], system.CHUNKED_LOGITS))
+        found.append((*found[-1], CHUNKED_LOGITS))
     last = found[-1]
     if not shape.why_not_in_backward:
-        found.append((*last, system.UPDATE_IN_BACKWARD))
+        found.append((*last, UPDATE_IN_BACKWARD))
     parts = 2
     while not shape.own_step and shape.samples % parts == 0:
-        found.append((*last, find_lever(f"{system.MICRO_BATCHES_NAME}{parts}")))
+        found.append((*last, find_lever(f"{MICRO_BATCHES_NAME}{parts}")))
         parts *= 2
     return found
 

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,7 +36,6 @@ from ratchet.train.recipe.ranks import (
 )
 from ratchet.train.recipe.slots import update_slot
 from ratchet.train.workloads.config import AUTOCAST, StepConfig, default_of
-from ratchet.train.workloads.updates import why_not_foreach
 from ratchet.train.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def compile(
         optimizers = fits.check_optimizers(loaded, trained, optimizers)
     else:
         config = _of_a_model_alone(config)
-    config, left = on_shards(_of_a_script(config, optimizers), trained)
+    config, left = on_shards(_of_a_script(config), trained)
     for what in left:
         _warn(what)
     config = _with_kernels(loaded, config, ledger=ledger, strict=strict)
@@ -233,12 +232,8 @@ def _of_a_model_alone(config: StepConfig) -> StepConfig:
     return msgspec.structs.replace(config, optimizer="as_written")
 
 
-def _of_a_script(config: StepConfig, optimizers: Sequence[Optimizer]) -> StepConfig:
+def _of_a_script(config: StepConfig) -> StepConfig:
     """Drop the settings that would change a script's meaning, with a warning."""
-    why = next(filter(None, map(why_not_foreach, optimizers)), "")
-    if config.optimizer == "foreach" and why:
-        _warn(f"the optimizer's update stays as written: {why}")
-        config = msgspec.structs.replace(config, optimizer="as_written")
     left_out = {name: one.not_in_scripts for name, _, one in config.changed() if one.not_in_scripts}
     for name, why in left_out.items():
         _warn(f"{name} is not installed: {why}")

@@ -15,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ratchet.train.workloads.config import StepConfig
-from ratchet.train.workloads.updates import select_implementation
+from ratchet.train.workloads.updates import fuse
 
 ABSENT = object()  # Marks an attribute that its object does not have
 
@@ -72,19 +72,18 @@ class StepOutOfGraphs(Attribute):
         return type(self._optimizer).step.__get__(self._optimizer)  # type: ignore[no-any-return]
 
 
-class Implementation:
-    """The `foreach` or `fused` implementation of one of torch's optimizers."""
+class FusedUpdate:
+    """The fused implementation of one of torch's optimizers."""
 
-    def __init__(self, optimizer: Optimizer, kind: str) -> None:
-        self._optimizer, self._kind = optimizer, kind
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
         self._before: list[tuple[dict[str, object], object, object]] = []
 
     def fill(self) -> None:
         settings = (self._optimizer.defaults, *self._optimizer.param_groups)
         self._before = [(one, one.get("foreach"), one.get("fused")) for one in settings]
-        select_implementation(self._optimizer, self._kind)
-        if self._kind == "fused":
-            self._place_steps()
+        fuse(self._optimizer)
+        self._place_steps()
 
     def clear(self) -> None:
         for settings, foreach, fused in self._before:
@@ -102,8 +101,8 @@ def update_slot(optimizer: Optimizer, config: StepConfig) -> StepSlot | None:
     """Return the slot of the recipe's update; None if the update stays as written."""
     if config.optimizer == "kernel":
         return kernel_slot(optimizer)
-    if config.optimizer in ("fused", "foreach"):
-        return Implementation(optimizer, config.optimizer)
+    if config.optimizer == "fused":
+        return FusedUpdate(optimizer)
     return None
 
 

@@ -23,7 +23,7 @@ from ratchet.base.errors import OutOfTime, RatchetError
 from ratchet.base.files import copy_whole
 from ratchet.judge.steps.arms import ArmProcess
 from ratchet.train.levers import Lever, Situation, all_levers, kernel_levers
-from ratchet.train.levers.operators import COMPILE_MAX_AUTOTUNE
+from ratchet.train.levers.table import COMPILE_MAX_AUTOTUNE
 from ratchet.train.recipe import Candidate
 from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn import schedule

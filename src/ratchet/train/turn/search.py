@@ -13,7 +13,7 @@ import msgspec
 from ratchet.base.errors import OutOfTime
 from ratchet.base.measure.sitting import Sitting
 from ratchet.train.levers import LEVERS, PREFIX, Lever, Situation, find_lever, kernel_levers
-from ratchet.train.levers.operators import BF16_WEIGHTS, COMPILE
+from ratchet.train.levers.table import BF16_WEIGHTS, COMPILE
 from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn import schedule

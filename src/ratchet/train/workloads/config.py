@@ -121,7 +121,7 @@ AUTOCAST: Final = ("bf16_autocast", "bf16_master")
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]  # Modes of torch.compile
 REPLAYING: Final = ("reduce-overhead", "max-autotune")
 """Those that replay CUDA or HIP graphs on a GPU."""
-OptimizerKind = Literal["as_written", "foreach", "fused", "kernel"]
+OptimizerKind = Literal["as_written", "fused", "kernel"]
 AttentionBackend = Literal["default", "flash", "efficient", "cudnn", "math"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 Products = Literal["own", "fp8"]

@@ -40,8 +40,8 @@ from ratchet.train.workloads.own_step import (
 from ratchet.train.workloads.updates import (
     UpdateInBackward,
     check_in_backward,
+    fuse,
     has_implementation,
-    select_implementation,
 )
 from ratchet.train.workloads.workload import ALONE, Batch, LossFunction, Workload, split_batch
 
@@ -121,10 +121,10 @@ class TrainingStep:
         if optimizer_factory is not None:
             self.optimizers = {ALONE: optimizer_factory(self)}
         else:
-            made, kind = workload.make_optimizers(), config.optimizer
-            for one in made.values() if kind in ("foreach", "fused") else ():
-                if len(made) == 1 or has_implementation(one, kind, self.model):
-                    select_implementation(one, kind)
+            made = workload.make_optimizers()
+            for one in made.values() if config.optimizer == "fused" else ():
+                if len(made) == 1 or has_implementation(one, "fused", self.model):
+                    fuse(one)
             self.optimizers = {**made}
         if config.update_in_backward:
             stepped = [one for one in self.optimizers.values() if isinstance(one, Optimizer)]

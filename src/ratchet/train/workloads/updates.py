@@ -1,4 +1,4 @@
-"""Updates by an optimizer: torch's fused and foreach forms, and updates during backward."""
+"""Updates by an optimizer: torch's fused form, and updates during backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.workload import Workload
 
 FUSED: Final = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers whose fused and foreach updates compute what their plain ones do."""
+"""Optimizers whose fused updates compute what their plain ones do."""
 
 
 def unwrapped(optimizer: object) -> Any:
@@ -35,22 +35,6 @@ def has_implementation(optimizer: Optimizer, kind: str, model: nn.Module) -> boo
         return True
     classes = (torch.optim.AdamW,) if kind == "kernel" else FUSED
     return type(optimizer) in classes and not unfit_parameters(optimizer, model)
-
-
-def why_not_foreach(optimizer: Optimizer) -> str:
-    """Return why an optimizer's update cannot be foreach, as a clause; empty if it can.
-
-    Torch refuses a learning rate that is a tensor, and adds Nesterov's momentum in place to
-    `.grad`, where the plain update leaves no work of its own. On a GPU, foreach is what runs as
-    written.
-    """
-    for group in optimizer.param_groups:
-        numbers = (group.get("lr"), *group.get("betas", ()))
-        if any(isinstance(one, Tensor) for one in numbers) and not group.get("capturable"):
-            return "foreach takes no learning rate or betas that are tensors"
-        if group.get("nesterov") and any(not one.is_cuda for one in group["params"]):
-            return "foreach adds Nesterov's momentum to `.grad`"
-    return ""
 
 
 def unfit_parameters(optimizer: Optimizer, model: nn.Module) -> str:
@@ -75,21 +59,18 @@ def why_not_fused(optimizers: Sequence[Optimizer], model: nn.Module) -> str:
     return f"the optimizer is {names}, not torch's SGD, Adam or AdamW"
 
 
-def select_implementation(optimizer: Optimizer, kind: str) -> None:
-    """Switch a torch optimizer to its `foreach` or `fused` implementation.
+def fuse(optimizer: Optimizer) -> None:
+    """Switch a torch optimizer to its fused implementation.
 
-    Raises WorkloadError if the optimizer has no such implementation.
+    Raises WorkloadError if the optimizer has none.
     """
-    other = "fused" if kind == "foreach" else "foreach"
     for settings in (optimizer.defaults, *optimizer.param_groups):
-        if kind not in settings:
+        if "fused" not in settings:
             raise WorkloadError(
-                f"optimizer {type(optimizer).__name__} has no {kind} implementation; "
+                f"optimizer {type(optimizer).__name__} has no fused implementation; "
                 "use optimizer as_written"
             )
-        settings[kind], settings[other] = True, False
-    if kind == "foreach":
-        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        settings["fused"], settings["foreach"] = True, False
 
 
 # Update each parameter when its gradient is there, so that no two gradients are held at a time.
