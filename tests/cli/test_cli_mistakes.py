@@ -41,8 +41,6 @@ UNUSED = {
     "plan --days 3 --cluster h100:8 --tokens 1e9": "--tokens",
     "plan llama-tiny --cluster h100:8 --fleet h100:8": "--fleet",
     "plan llama-tiny --measured --stack torch": "--stack",
-    "memory snapshot.pickle --batch-size 3": "--batch-size",
-    "memory snapshot.pickle --fit 2GiB": "--fit",
     "export recipe.json --to patch --out out.patch --name x": "--name",
     "export recipe.json --to wheel --out out --batch-size 2": "--batch-size",
     "write silu --precision fp32": "--precision",

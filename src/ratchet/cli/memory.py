@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import typer
 
 from ratchet.cli import app as cli
@@ -14,11 +12,9 @@ TOO_MUCH = 1
 
 @app.command()
 def memory(
-    context: typer.Context,
-    target: str = argument(
-        "A built-in workload (gpt2-124m), hf:NAME_OR_PATH, your own file.py:function, or "
-        "a .pickle file of torch.cuda.memory._dump_snapshot.",
-        "WORKLOAD|SNAPSHOT",
+    workload: str = argument(
+        "A built-in workload (gpt2-124m), hf:NAME_OR_PATH, or your own file.py:function.",
+        "WORKLOAD",
     ),
     fit: str | None = option(
         None,
@@ -35,18 +31,9 @@ def memory(
     The exit code is 1 if the planned step needs more than the budget when it runs.
     """
     from ratchet.train.memory import parse_size
-    from ratchet.train.memory.snapshots import is_snapshot
 
-    if is_snapshot(target):
-        cli.refuse(
-            context,
-            f"fit compiled fused {cli.STEP}",
-            "here, since a snapshot is only read",
-        )
-        _snapshot(Path(target), as_json)
-        return
     budget_bytes = parse_size(fit) if fit is not None else None
-    options = step.of(target)
+    options = step.of(workload)
 
     # torch is imported from here on: mistakes in the call are already answered.
     from ratchet.base.show.terminal import MovingLine
@@ -54,7 +41,7 @@ def memory(
     from ratchet.train.memory.show import memory_document, memory_report
 
     request = MemoryRequest(
-        workload=target,
+        workload=workload,
         options=options,
         budget_bytes=budget_bytes,
         compiled=compiled,
@@ -65,11 +52,3 @@ def memory(
     cli.show(as_json, lambda: memory_document(found), lambda: memory_report(found))
     if found.fitted is not None and not found.fitted.fits:
         raise typer.Exit(TOO_MUCH)
-
-
-def _snapshot(path: Path, as_json: bool) -> None:
-    from ratchet.train.memory.show import snapshot_report
-    from ratchet.train.memory.snapshots import read_snapshot
-
-    found = read_snapshot(path)
-    cli.show(as_json, lambda: found, lambda: snapshot_report(found))

@@ -1,4 +1,4 @@
-"""Print what a step's memory holds, the plan that fits it into a budget, and snapshots."""
+"""Print what a step's memory holds, and the plan that fits it into a budget."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ratchet.base.show import model as m
 from ratchet.base.show.words import show_bytes, show_time
 from ratchet.train.memory.fit import StepMemory
 from ratchet.train.memory.measured import MeasuredStep
-from ratchet.train.memory.snapshots import AllocatorSnapshot
 from ratchet.train.workloads.checkpointing import CHOICES
 
 PARTS = ("parameters", "gradients", "optimizer", "activations", "rest")
@@ -121,32 +120,3 @@ def _step_document(step: MeasuredStep | None) -> dict[str, object] | None:
         "peak_bytes": step.peak_bytes,
         "parts_bytes": asdict(step.parts),
     }
-
-
-def snapshot_report(found: AllocatorSnapshot) -> m.ResultReport:
-    """Describe the peak of a snapshot by category, and the largest allocations by stack."""
-    failed = found.failed_bytes
-    largest = [
-        m.section(
-            f"{show_bytes(block.size_bytes)} in {block.count}, {block.category}",
-            m.Lines(list(block.stack) or ["no stack was recorded"]),
-        )
-        for block in found.largest
-    ]
-    return m.ResultReport(
-        headline=f"cuda:{found.device}: {show_bytes(found.peak_bytes)} allocated at the peak; "
-        f"{show_bytes(found.reserved_bytes)} reserved at the end",
-        sections=m.blocks(
-            f"an allocation of {show_bytes(failed)} ran out of memory"
-            if failed is not None
-            else None,
-            m.section(
-                "At the peak",
-                m.grid(
-                    ("category", "bytes"),
-                    [(name, show_bytes(size)) for name, size in found.by_category.items()],
-                ),
-            ),
-            m.section("Largest by stack", *largest),
-        ),
-    )
