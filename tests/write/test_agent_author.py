@@ -359,6 +359,19 @@ def test_a_run_that_was_killed_goes_on(ledger: Path, progress: Progress) -> None
     assert [one.turn for one in exchanges(ledger)] == [0, 1, 2]
 
 
+def test_a_killed_turn_is_judged_whole_whatever_is_wanted_at_once(
+    ledger: Path, progress: Progress
+) -> None:
+    script = [server.answer(said(number)) for number in (1, 2, 3)]
+    with server.serving(*script) as served:
+        make_author(served.url, ledger, samples=3).propose(progress, 3)
+        again = make_author(served.url, ledger, samples=3)
+        found = [again.propose(progress, 2), again.propose(progress, 2)]
+        assert len(served.requests) == 3, "nothing is asked twice"
+    assert [len(one) for one in found] == [2, 1]
+    assert {one.kernel.source for turn in found for one in turn} == set(map(source, (1, 2, 3)))
+
+
 KILLED = """
 import sys
 from pathlib import Path

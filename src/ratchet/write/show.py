@@ -299,7 +299,7 @@ def _kernels(result: WritingResult) -> m.ReportSection | None:
 
 
 def workload_report(result: WorkloadWriting, paths: Mapping[str, str]) -> m.ResultReport:
-    """Describe the result of `ratchet write --from WORKLOAD`; `console` defaults to stdout."""
+    """Describe the result of `ratchet write --from WORKLOAD`."""
     proven = sum(row.status == "proven" for row in result.rows)
     rows = [row for row in result.rows if row.status != "not_reached"]
     left = len(result.rows) - len(rows)

@@ -68,6 +68,7 @@ class Session:
             [] if context.replays else context.book.of_run(context.run, problem.hash)
         )
         """Exchanges of this run from before this process."""
+        self.held: list[Proposal] = []  # Read kernels beyond what was wanted: the next ones
         self.ended = ""  # Why there is nothing left to ask; empty while there is
         self.turn = 1 + max((one.turn for one in self.earlier), default=-1)
 
@@ -271,12 +272,12 @@ class AgentAuthor:
             LedgerError: the ledger failed.
         """
         self._purse.turn(progress.left_s)
-        if count < 1 or self._over or progress.problem.fault:
+        if count < 1 or progress.problem.fault:
             return []
         session = self._session(progress.problem)
-        if session is None or session.ended:
+        if session is None:
             return []
-        found = session.left_over(progress)
+        found = session.held or session.left_over(progress)
         for barren in range(1, BARREN_TURNS + 1):
             if found or self._over or session.ended:
                 break
@@ -290,7 +291,8 @@ class AgentAuthor:
         self.ended = self._over or session.ended
         if self.ended and not found:
             LOG.info("%s stops: %s", self.name, self.ended)
-        return found
+        session.held = found[count:]
+        return found[:count]
 
     def _session(self, problem: Problem) -> Session | None:
         """Return a problem's session; None if the problem cannot be shown to a model."""
