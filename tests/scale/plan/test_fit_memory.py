@@ -186,8 +186,6 @@ def test_a_budget_below_the_states_says_what_would_fit() -> None:
     [
         (("nothing", "--fit", "2GiB"), "workload 'nothing' is unknown"),
         (("llama-tiny", "--fit", "two"), "size 'two' is not a size"),
-        (("none.pickle",), "snapshot 'none.pickle'"),
-        (("none.pickle", "--fit", "2GiB"), "a snapshot is only read"),
     ],
 )
 def test_a_mistake_is_one_line(
