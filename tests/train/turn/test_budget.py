@@ -20,6 +20,7 @@ from simulated_turns import CEILINGS, NO_BF16, World, run
 from ratchet.base.errors import RatchetError
 from ratchet.base.show.terminal import print_report
 from ratchet.train.recipe import Candidate, with_config
+from ratchet.train.turn.choice import LOSS_STAGE
 from ratchet.train.turn.comparisons import headline
 from ratchet.train.turn.schedule import WARM, Costs, together_s
 from ratchet.train.turn.show import optimize_report, render_page
@@ -95,6 +96,8 @@ def test_without_time_for_a_rival_the_step_as_written_is_the_recipe(tmp_path: Pa
     assert result.not_measured["vs_compile"] == result.not_measured["best_compile"]
     assert [arm.key for arm in result.arms] == ["as_written"]
     assert result.best_compile == "not timed"
+    assert result.profile_before is not None and result.profile_after is None
+    assert Path(result.profile_before.trace).parent == Path(result.paths.result).parent
 
 
 def test_without_time_for_a_proof_the_rival_is_the_recipe(tmp_path: Path) -> None:
@@ -133,6 +136,8 @@ def test_a_budget_that_was_too_short_says_for_what_and_which_would_do(
     assert missing is not None and stages <= set(missing.stages)
     said = headline(result)
     assert all(stage in said for stage in stages)
+    if LOSS_STAGE in missing.stages:
+        assert result.not_measured["losses"] == "the budget had no room to compare them"
     assert f"--budget {missing.enough_s / 60:.0f}m" in said
     again = run(deepcopy(world), tmp_path / "enough", missing.enough_s).result
     assert again.budget is not None

@@ -305,7 +305,8 @@ def identity_words(profile: StepProfile) -> str:
 
 def finding_words(finding: FindingResult) -> str:
     """Describe one finding of the trace: the evidence, the possible gain, and the remedy."""
-    return f"{finding.evidence}; at most {show_time(finding.gain_s)} a step. {finding.remedy}"
+    gain = f"at most {show_time(finding.gain_s)} of the profiled step"
+    return f"{finding.evidence}; {gain}. {finding.remedy}"
 
 
 def category_table(result: OptimizeResult) -> m.ResultTable:

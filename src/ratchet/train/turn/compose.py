@@ -23,7 +23,7 @@ from ratchet.base.show.words import tells
 from ratchet.train.recipe import Candidate, ModelSignature, Recipe
 from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn import schedule
-from ratchet.train.turn.choice import ChosenRecipe, Found, roles
+from ratchet.train.turn.choice import LOSS_STAGE, ChosenRecipe, Found, roles
 from ratchet.train.turn.optimize_result import (
     COMPARED,
     ArmResult,
@@ -82,6 +82,12 @@ def compose(
         arms = {"as_written": baseline.written}
     timed = _timed(turn, arms, proof, facts)
     out = turn.settings.out
+
+    def beside(profile: StepProfile | None) -> StepProfile | None:
+        if profile is None or not profile.trace:
+            return profile
+        return msgspec.structs.replace(profile, trace=str(out / Path(profile.trace).name))
+
     paths = Paths(
         recipe=str(out / "recipe.json"),
         result=str(out / "result.json"),
@@ -106,8 +112,8 @@ def compose(
         best_compile=baseline.best.title if baseline.has_rival else "not timed",
         rivals=list(baseline.rivals),
         changes=list(choice.changes),
-        profile_before=before,
-        profile_after=after,
+        profile_before=beside(before),
+        profile_after=beside(after),
         gradients=_gradients(turn, baseline, choice.recipe),
         losses=found.losses.of(found.best.best),
         samples=proof.samples(),
@@ -202,7 +208,8 @@ def _not_measured(
             missing[name] = absent[0] if absent else "too few launches timed both"
     best = found.best.best
     if found.losses.of(best) is None:
-        kept = found.losses.may_keep(best)
+        lacks = found.shortfall is not None and LOSS_STAGE in found.shortfall.stages
+        kept = found.losses.may_keep(best) and not lacks
         missing["losses"] = (
             "the arithmetic was not changed" if kept else "the budget had no room to compare them"
         )

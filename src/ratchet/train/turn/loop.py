@@ -204,7 +204,7 @@ def _run(turn: Turn, facts: StepFacts, started_at: str) -> Outcome:
     if told is not None:
         for warning in [*told.notes, *never_called(recipe, told)]:
             turn.warn(warning)
-    after = profiles.last(recipe)
+    after = None if choice.recipe_is == "as_written" else profiles.last(recipe)
     turn.arms.close()
     turn.remember_scatter(search.sitting.scatter())
     step_time_s = float(proof.summary(NEW).median_s) if proof.timed(NEW) else None

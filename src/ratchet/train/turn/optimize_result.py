@@ -104,7 +104,7 @@ class FindingResult(_Result, kw_only=True):
     name: str
     evidence: str
     gain_s: float
-    """Upper bound of the gain per step."""
+    """Upper bound of the gain, in seconds of the profiled step."""
     levers: list[str]
     remedy: str
 
@@ -117,7 +117,7 @@ class StepProfile(_Result, kw_only=True):
     identity: IdentityResult
     findings: list[FindingResult]
     trace: str
-    """The trace file, for `ratchet trace report`."""
+    """The trace file beside the result, for `ratchet trace report`."""
     system_s: float = 0.0
     """CPU seconds that all threads of one step spend in the operating system, page faults included.
 
@@ -279,6 +279,7 @@ class OptimizeResult(_Result, kw_only=True):
     changes: list[Change]
     profile_before: StepProfile | None
     profile_after: StepProfile | None
+    """The recipe's profile; None if the step stays as it is written."""
     gradients: GradientResult | None
     losses: LossResult | None
     samples: list[Sample]

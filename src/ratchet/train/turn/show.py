@@ -125,8 +125,7 @@ def optimize_report(result: OptimizeResult) -> m.ResultReport:
     use = _use(result)
     software = [("workload from", result.source)]
     profiles = [one for one in (result.profile_before, result.profile_after) if one]
-    traces = dict.fromkeys(profile.trace for profile in profiles)
-    paths = [*document_of(result.paths).values(), *traces]
+    paths = [*document_of(result.paths).values(), *(one.trace for one in profiles)]
     return m.ResultReport(
         title=result.workload,
         heading=result.workload,
@@ -180,6 +179,7 @@ def tiles(result: OptimizeResult) -> list[m.Tile]:
 
 def _step(result: OptimizeResult) -> m.ReportSection:
     label = "Step time of each way of running the step; the table has the numbers"
+    stays = result.recipe_is == "as_written"
     return m.section(
         "The step",
         m.note(
@@ -191,7 +191,7 @@ def _step(result: OptimizeResult) -> m.ReportSection:
         rival_words(result),
         floor_words(result.floor),
         drift_words(result),
-        compile_words(result.compile),
+        None if stays else compile_words(result.compile),
         m.note(
             "MFU is relative to the matrix rate measured on this device. A start time is that of "
             "the first start on this machine, including compilation. torch.compile's modes started "

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from ratchet.base.files import cache_folder
+from ratchet.base.show.words import counted
 
 # Effects of settings on the step's process: its environment at start, and calls once it runs.
 
@@ -199,7 +200,7 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 1
     """Equal parts of each batch, one after the other; their gradients are averaged."""
     kernels: Annotated[
-        tuple[str, ...], StepSetting(words=lambda names: f"{len(names)} kernels")
+        tuple[str, ...], StepSetting(words=lambda names: counted(len(names), "kernel"))
     ] = ()
     allocator: Annotated[
         Allocator,
