@@ -38,6 +38,7 @@ def test_a_column_has_one_unit() -> None:
     unit = words.common_unit([2.214, 0.3067])
     assert [unit.show(2.214), unit.show(0.3067), unit.name] == ["2,214", "307", "ms"]
     assert words.common_unit([]).name == "s"
+    assert words.common_unit([0.861, 0.000849]).name == "ms", "the largest stays below 10,000"
 
 
 @given(st.floats(min_value=1e-9, max_value=1e5))

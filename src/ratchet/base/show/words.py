@@ -37,7 +37,7 @@ def common_unit(times_s: Sequence[float]) -> TimeUnit:
     finite = [time_s for time_s in times_s if math.isfinite(time_s) and time_s > 0]
     largest, smallest = max(finite, default=1.0), min(finite, default=1.0)
     for size_s, name in _TIME_UNITS:
-        if smallest >= size_s or largest / size_s >= 1000:
+        if smallest >= size_s or largest / (size_s / 1000) >= 10_000:
             return TimeUnit(name=name, size_s=size_s)
     return TimeUnit(name="ns", size_s=1e-9)
 

@@ -306,7 +306,7 @@ def _changes(result: OptimizeResult) -> m.ReportSection:
     return m.section(
         "Effect of each change",
         m.note("Each was timed against the same step without it."),
-        None if result.changes else m.note("No change was tried."),
+        None if result.changes else "No change was tried.",
         m.note("Filled dots were kept, hollow ones dropped; the grey band is the A/A floor.")
         if drawn
         else None,
@@ -321,7 +321,7 @@ def _decided(result: OptimizeResult, decision: str, title: str) -> m.ReportSecti
     """Return the changes of one decision, with their effect if one was timed."""
     own = [change for change in result.changes if change.decision == decision]
     if not own:
-        nothing = decision == "kept"
+        nothing = decision == "kept" and result.changes
         return m.section(title, "Nothing: no change was proven to help.") if nothing else None
     columns = [
         m.name(
