@@ -5,7 +5,7 @@
 FOLDER holds a tree a folder, such as clones of repositories. A kernel file is one that defines a
 kernel. `by hand` are those in which the patch leaves an error, such as PTX. The others are compiled
 with the patch: `compiled`; `excused` by a header or a library of ROCm that is not on this machine;
-`torch` if the GPU's code needs torch's headers, which this command compiles with --prove alone;
+`torch` if the GPU's code needs more of torch's headers than torch's wheel for the CPU brings;
 `alone` are headers that do not compile without what stands before them, and templates that nobody
 instantiates; `failed` are the rest. The last line is one JSON object.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from ratchet.amd.port.compile import Compilation, is_clean
 from ratchet.amd.port.porting import PortSettings, port
 
-EXCUSES = {"excused": "is not on this machine", "torch": "--prove compiles with them"}
+EXCUSES = {"excused": "is not on this machine", "torch": "more of torch's headers than are here"}
 KINDS = ("compiled", *EXCUSES, "alone", "failed")
 
 

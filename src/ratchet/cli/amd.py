@@ -66,7 +66,7 @@ def port(
     """Port CUDA and Triton code to ROCm: findings, a patch, and a compilation for AMD GPUs.
 
     Exit code 0: nothing is left to do. 1: findings are left, a file with kernels does not compile,
-    or an executed kernel is not right. 2: a mistake in the call.
+    an executed kernel is not right, or a program failed. 2: a mistake in the call.
     """
     from ratchet.amd.port.porting import PortSettings, write_outputs
     from ratchet.amd.port.porting import port as run

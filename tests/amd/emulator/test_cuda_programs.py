@@ -133,3 +133,138 @@ def test_a_fault_is_told_and_the_program_sees_it(tmp_path: Path) -> None:
     assert code == 3 and "unspecified launch failure" in said
     assert [(one["kernel"], one["kind"]) for one in told["faults"]] == [("softmax", "fault")]
     assert "rows.cuh:10" in told["faults"][0]["reason"]
+
+
+LIBRARIES = r"""
+#include <cmath>
+#include <cstdio>
+#include <vector>
+#include <cublasLt.h>
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+#include <nccl.h>
+const int M = 5, N = 7, K = 9;
+typedef std::vector<float> Row;
+__global__ void ramp(float* x, int n, float by) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < n) x[i] = by * (i * 7 % 13 - 6);
+}
+float* made(int n, float by) {
+  float* x;
+  cudaMalloc(&x, n * 4);
+  ramp<<<1, 64>>>(x, n, by);
+  return x;
+}
+Row host(const float* x, int n) {
+  Row found(n);
+  cudaMemcpy(found.data(), x, n * 4, cudaMemcpyDeviceToHost);
+  return found;
+}
+double gelu(double x) { return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }
+void told(const char* name, bool ok) { printf("%s %s\n", name, ok ? "right" : "wrong"); }
+bool near(const Row& a, const std::vector<double>& b) {
+  bool ok = a.size() == b.size();
+  for (size_t i = 0; ok && i < a.size(); ++i) ok = fabs(a[i] - b[i]) < 1e-4;
+  return ok;
+}
+struct Lt {
+  cublasLtHandle_t handle;
+  cublasLtMatmulDesc_t how;
+  cublasLtMatrixLayout_t a, b, d;
+  float *bias = made(M, .5f), *aux = made(M * N, .1f);
+  Lt() {
+    cublasLtCreate(&handle);
+    cublasLtMatmulDescCreate(&how, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasOperation_t turned = CUBLAS_OP_T;
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned);
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &aux, 8);
+    int64_t ld = M;
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, 8);
+    cublasLtMatrixLayoutCreate(&a, CUDA_R_32F, K, M, K);
+    cublasLtMatrixLayoutCreate(&b, CUDA_R_32F, K, N, K);
+    cublasLtMatrixLayoutCreate(&d, CUDA_R_32F, M, N, M);
+  }
+  bool run(cublasLtEpilogue_t epilogue, const float* x, const float* y, float* into) {
+    cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    cublasLtMatmulPreference_t wish;
+    cublasLtMatmulPreferenceCreate(&wish);
+    size_t room = 1 << 20;
+    cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, 8);
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    cublasLtMatmulAlgoGetHeuristic(handle, how, a, b, d, d, wish, 1, &found, &count);
+    const float one = 1, none = 0;
+    return count == 1 && cublasLtMatmul(handle, how, &one, x, a, y, b, &none, into, d, into, d,
+                                        &found.algo, nullptr, 0, 0) == CUBLAS_STATUS_SUCCESS;
+  }
+};
+int main() {
+  float *a = made(K * M, .25f), *b = made(K * N, .125f), *d = made(M * N, 1);
+  const Row x = host(a, K * M), y = host(b, K * N);
+  std::vector<double> plain(M * N), with(M * N), want(M * N), sums(M);
+  Lt lt;
+  const Row bias = host(lt.bias, M), old = host(lt.aux, M * N);
+  for (int j = 0; j < N; ++j)
+    for (int i = 0; i < M; ++i) {
+      for (int k = 0; k < K; ++k) plain[j * M + i] += (double)x[i * K + k] * y[j * K + k];
+      with[j * M + i] = plain[j * M + i] + bias[i];
+    }
+  told("plain", lt.run(CUBLASLT_EPILOGUE_DEFAULT, a, b, d) && near(host(d, M * N), plain));
+  told("bias", lt.run(CUBLASLT_EPILOGUE_BIAS, a, b, d) && near(host(d, M * N), with));
+  for (int i = 0; i < M * N; ++i) want[i] = fmax(with[i], 0);
+  told("relu", lt.run(CUBLASLT_EPILOGUE_RELU_BIAS, a, b, d) && near(host(d, M * N), want));
+  for (int i = 0; i < M * N; ++i) {
+    const double v = old[i], h = 1e-5;
+    want[i] = plain[i] * (gelu(v + h) - gelu(v - h)) / (2 * h);
+  }
+  told("dgelu", lt.run(CUBLASLT_EPILOGUE_DGELU, a, b, d) && near(host(d, M * N), want));
+  for (int i = 0; i < M * N; ++i) want[i] = gelu(with[i]);
+  told("gelu", lt.run(CUBLASLT_EPILOGUE_GELU_AUX_BIAS, a, b, d) && near(host(d, M * N), want) &&
+                   near(host(lt.aux, M * N), with));
+  for (int i = 0; i < M; ++i)
+    for (int k = 0; k < K; ++k) sums[i] += x[i * K + k];
+  told("sums", lt.run(CUBLASLT_EPILOGUE_BGRADA, a, b, d) && near(host(lt.bias, M), sums));
+  told("unknown", !lt.run((cublasLtEpilogue_t)(1 << 20), a, b, d));
+  cublasHandle_t blas;
+  cublasCreate(&blas);
+  __nv_bfloat16 ones[4] = {1.0f, 2.0f, 3.0f, 4.0f}, *wide;
+  float two = 2, one = 1;
+  cudaMalloc(&wide, 8);
+  cudaMemcpy(wide, ones, 8, cudaMemcpyHostToDevice);
+  cudaMemset(d, 0, 16);
+  cublasGemmEx(blas, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &two, wide, CUDA_R_16BF, 2, wide,
+               CUDA_R_16BF, 2, &one, d, CUDA_R_32F, 2, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+  told("bf16", near(host(d, 4), {14, 20, 30, 44}));
+  ncclComm_t comm;
+  ncclUniqueId id;
+  ncclGetUniqueId(&id);
+  int ranks = 0;
+  const bool begun = ncclCommInitRank(&comm, 1, id, 0) == ncclSuccess;
+  ncclCommCount(comm, &ranks);
+  float* all = made(K * N, 9);
+  ncclAllReduce(b, all, K * N, ncclFloat, ncclAvg, comm, 0);
+  const bool reduced = host(all, K * N) == y;
+  ncclGroupStart();
+  ncclRecv(all, K * M, ncclFloat, 0, comm, 0);
+  ncclSend(a, K * M, ncclFloat, 0, comm, 0);
+  const bool ended = ncclGroupEnd() == ncclSuccess;
+  told("nccl", begun && ranks == 1 && reduced && ended && host(all, K * M) == x);
+  told("ranks", ncclCommInitRank(&comm, 2, id, 0) != ncclSuccess);
+}
+"""
+
+
+@needs_hip
+@pytest.mark.compiler
+@pytest.mark.slow
+def test_libraries_of_products_and_collectives_answer(tmp_path: Path) -> None:
+    (tmp_path / "libraries.cu").write_text(LIBRARIES)
+    command = [sys.executable, "-m", "ratchet", "emulate", "--target", "gfx942", "--json", "--"]
+    done = subprocess.run(
+        [*command, "libraries.cu"], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    names = ["plain", "bias", "relu", "dgelu", "gelu", "sums", "unknown", "bf16", "nccl", "ranks"]
+    said = [one for one in done.stderr.splitlines() if one.endswith(("right", "wrong"))]
+    assert said == [f"{one} right" for one in names], done.stderr
+    assert "several ranks: one GPU is emulated" in done.stderr

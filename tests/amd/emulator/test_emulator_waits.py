@@ -399,3 +399,40 @@ def test_what_several_waves_write_alike_is_no_race() -> None:
     ds_read_b32 v4, v6
     s_waitcnt lgkmcnt(0)"""
     assert outcome(body, "gfx942") == ""
+
+
+SHIFTED = """v_xor_b32_e32 v6, 0x100, v0
+v_cmp_gt_u32_e32 vcc, 0x100, v0
+{first}
+s_barrier
+.LBB0_1:
+ds_read_b32 v4, v0
+{before}
+s_barrier
+{after}
+v_add_u32_e32 v5, v4, v4
+s_barrier
+ds_write_b32 v6, v1
+s_waitcnt lgkmcnt(0)
+s_barrier
+{last}
+s_barrier
+.LBB0_2:"""
+"""A ping-pong of two waves: one may be a barrier behind. Each writes what the other has read."""
+
+
+@pytest.mark.parametrize("target", CDNA)
+def test_a_wave_that_is_a_barrier_behind_waits_before_its_own(target: str) -> None:
+    """Its wait behind the barrier is late: the other has passed one more, and writes."""
+    wait = LGKMCNT
+    alike = {"first": "s_branch .LBB0_1", "last": "s_branch .LBB0_2"}
+    behind = {"first": "s_cbranch_vccnz .LBB0_1", "last": "s_cbranch_vccz .LBB0_2"}
+    late = r"wave 0 changes at \d+ what wave 1 read before the last barrier without waiting"
+    for how, before, after, words in [
+        (alike, wait, "", ""),
+        (alike, "", wait, ""),
+        (behind, wait, "", ""),
+        (behind, "", wait, late),
+    ]:
+        said = outcome(SHIFTED.format(**how, before=before, after=after), target)
+        assert re.search(words, said) if words else said == "", (how, before)

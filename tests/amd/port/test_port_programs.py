@@ -102,6 +102,34 @@ def test_the_kernels_of_a_program_compile(compiled: dict[str, Compilation], name
     assert found.kernels == 1
 
 
+OF_TORCH = """#include <torch/extension.h>
+#include <ATen/AccumulateType.h>
+#include <ATen/cuda/CUDAContext.h>
+template <typename scalar_t> __global__ void twice(scalar_t* x) {
+  using acc = at::acc_type<scalar_t, true>;
+  x[threadIdx.x] = static_cast<acc>(x[threadIdx.x]) * acc(2);
+}
+void run(torch::Tensor x) {
+  const auto stream = at::cuda::getCurrentCUDAStream();
+  AT_DISPATCH_FLOATING_TYPES_AND_HALF(x.scalar_type(), "twice", [&] {
+    twice<scalar_t><<<1, 64, 0, stream>>>(x.data_ptr<scalar_t>());
+  });
+}
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("run", &run); }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.compiler
+def test_gpu_code_with_torchs_headers_compiles(tmp_path: Path) -> None:
+    if why := why_not():
+        pytest.skip(why)
+    (tmp_path / "twice.cu").write_text(OF_TORCH)
+    (tmp_path / "setup.py").write_text("from torch.utils.cpp_extension import CUDAExtension\n")
+    (found,) = port(tmp_path, PortSettings(targets=("gfx942",))).compiled
+    assert (found.status, found.why, found.kernels) == ("compiled", "", 3)
+
+
 def test_a_library_that_is_not_here_is_no_failure(tmp_path: Path) -> None:
     if why := why_not():
         pytest.skip(why)

@@ -160,3 +160,67 @@ def test_one_command_goes_from_a_tree_to_verdicts(
     (proof,) = json.loads(capsys.readouterr().out)["proofs"]
     assert (proof["entry"], proof["status"]) == ("gate", "correct"), proof["why"]
     assert "executed right on gfx942" in (tmp_path / "out" / "report.html").read_text()
+
+
+KERNEL = """#pragma once
+#include <cstdio>
+__global__ void total(const int* x, int* y) {
+  int v = x[threadIdx.x];
+  for (int o = 16; o > 0; o >>= 1) v += __shfl_down_sync(0xffffffff, v, o);
+  if (threadIdx.x % 32 == 0) y[threadIdx.x / 32] = v;
+}
+int run(int count);
+"""
+RUN = """#include "total.cuh"
+int run(int count) {
+  int host[64], sums[2], *x, *y;
+  for (int i = 0; i < 64; ++i) host[i] = i;
+  cudaMalloc(&x, 256), cudaMalloc(&y, 8);
+  cudaMemcpy(x, host, 256, cudaMemcpyHostToDevice);
+  total<<<1, count>>>(x, y);
+  if (cudaMemcpy(sums, y, 8, cudaMemcpyDeviceToHost) != cudaSuccess) return 1;
+  return printf("sums %d and %d\\n", sums[0], sums[1]), sums[0] != 496 || sums[1] != 1520;
+}
+"""
+PROGRAMS = {
+    "sums/total.cuh": KERNEL,
+    "sums/total.cu": RUN,
+    "sums/main.cpp": """#include <fstream>
+int run(int count);
+int main() { int count = 0; std::ifstream("data/count.txt") >> count; return run(count); }""",
+    "sums/data/count.txt": "64",
+    "fault/fault.cu": KERNEL + RUN.partition("\n")[2] + "int main() { return run(1024); }",
+    "asks/asks.cu": KERNEL + 'int main(int n, char**) { if (n < 2) return puts("a size?"), 2; }',
+    "asks/peeks.cu": KERNEL
+    + """
+int main() { FILE* f = fopen("OUTSIDE", "r"); puts(f ? "open" : "closed"); return 3; }""",
+}
+
+
+@pytest.mark.skipif(
+    find_tool("clang") is None or not find_hip().whole or why_no_kernels() is not None,
+    reason="clang, HIP's headers (triton), rocm-device-libs or the sandbox are missing",
+)
+@pytest.mark.compiler
+@pytest.mark.slow
+def test_programs_of_a_tree_run(tmp_path: Path) -> None:
+    outside = tmp_path / "secret.txt"
+    outside.write_text("x")
+    for name, text in PROGRAMS.items():
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).write_text(text.replace("OUTSIDE", str(outside)))
+    result = port(tmp_path / "tree", PortSettings(compiles=False))
+    with Court("sqlite://", must_keep=False) as court:
+        result = prove(result, court, targets=("gfx942",))
+    found = {one.file: (one.status, one.why) for one in result.proofs}
+    assert sorted(found) == ["asks/asks.cu", "asks/peeks.cu", "fault/fault.cu", "sums/main.cpp"]
+    assert found["sums/main.cpp"] == (
+        "ran",
+        "1 launch of 1 kernel; none failed, exit code 0; it says last: sums 496 and 1520",
+    ), found
+    status, why = found["fault/fault.cu"]
+    assert status == "failed" and "exit code 1; total: " in why and "fault.cu:4" in why
+    before = "it ends before a launch: exit code {}; it says last: {}"
+    assert found["asks/asks.cu"] == ("not executed", before.format(2, "a size?"))
+    assert found["asks/peeks.cu"] == ("not executed", before.format(3, "closed"))
+    assert "1 of 4 programs ran to the end" in render_port_page(result)

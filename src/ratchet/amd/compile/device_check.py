@@ -28,6 +28,8 @@ WHOLE, DEVICE = "whole", "device"
 KERNEL: Final = re.compile(r'^define .*amdgpu_kernel void @"?([\w$.]+)', re.MULTILINE)
 MISSING: Final = re.compile(r"fatal error: '([^']+)' file not found")
 AFTER: Final = "-idirafter"
+EXTENSION: Final = ("-DTORCH_EXTENSION_NAME=extension", "-DTORCH_API_INCLUDE_EXTENSION_H")
+"""Macros that torch's builds give."""
 
 
 class CheckedUnit(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +50,7 @@ class DeviceTexts(msgspec.Struct, frozen=True, kw_only=True):
     units: tuple[CheckedUnit, ...]
     targets: tuple[str, ...]
     headers: dict[str, str] = {}  # folders that `precompile` filled, by target
+    with_torch: bool = False  # torch's headers are found, and a whole text may be an extension's
 
 
 class DeviceBuild(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +69,13 @@ def check_device(texts: DeviceTexts, folder: Path) -> list[DeviceBuild]:
         (folder / name).mkdir()
         write_files(files, folder / name)
     jobs = [
-        _Job(unit=unit, target=target, root=folder, headers=texts.headers.get(target))
+        _Job(
+            unit=unit,
+            target=target,
+            root=folder,
+            headers=texts.headers.get(target),
+            with_torch=texts.with_torch,
+        )
         for unit in texts.units
         for target in texts.targets
     ]
@@ -80,6 +89,7 @@ class _Job:
     target: str
     root: Path
     headers: str | None
+    with_torch: bool
 
     def build(self) -> DeviceBuild:
         """Compile with the host's code and without, and with what the builds define.
@@ -130,6 +140,7 @@ class _Job:
         tools = HipTools(clang=clang, headers=hip_headers(), bitcode=None)
         headers = None if self.headers is None else Path(self.headers)
         options = shared_options(
-            tools, ARCHITECTURES[self.target], with_torch=False, precompiled=headers
+            tools, ARCHITECTURES[self.target], with_torch=self.with_torch, precompiled=headers
         )
+        options += EXTENSION if self.with_torch else ()
         return [clang, *options, "--offload-device-only", *used(headers, "device"), "-DUSE_ROCM"]

@@ -233,8 +233,10 @@ PRECOMPILED: Final = ("-emit-pch", "-fpch-instantiate-templates")
 """Without the second, each source instantiates what torch's headers leave open: 3 s a side."""
 
 
-def precompile(folder: Path, architecture: Architecture, *, with_torch: bool) -> None:
-    """Precompile HIP's headers for both sides into a folder, or torch's too, with a copy of ours.
+def precompile(
+    folder: Path, architecture: Architecture, *, with_torch: bool, sides: Sequence[str]
+) -> None:
+    """Precompile HIP's headers for sides into a folder, or torch's too, with a copy of ours.
 
     A sandbox has ours elsewhere, and a precompiled header names its files. Raises KernelError.
     """
@@ -254,7 +256,7 @@ def precompile(folder: Path, architecture: Architecture, *, with_torch: bool) ->
     runtime_objects(tools, folder)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        list(pool.map(build, SIDES))
+        list(pool.map(build, sides))
 
 
 SMALL: Final = ("-x", "hip", "-nogpulib", "-nogpuinc", f"-I{HEADERS}", "-std=c++17")
@@ -296,7 +298,9 @@ def build_small(
     return HipBinary(assemblies=(text,), host=library.read_bytes())
 
 
-RUNTIME_SOURCES: Final = tuple(HEADERS / f"hip_{one}.cpp" for one in ("host", "api", "blas"))
+RUNTIME_SOURCES: Final = tuple(
+    HEADERS / f"hip_{one}.cpp" for one in ("host", "api", "blas", "collectives")
+)
 
 
 def runtime_objects(tools: HipTools, folder: Path) -> list[Path]:

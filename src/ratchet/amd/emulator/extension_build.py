@@ -166,7 +166,19 @@ _OF_BLAS: Final = (
     *("DEFAULT_MATH", "PEDANTIC_MATH", "TENSOR_OP_MATH", "TF32_TENSOR_OP_MATH"),
     *("MATH_DISALLOW_REDUCED_PRECISION_REDUCTION", "FILL_MODE_FULL"),
 )
+_OF_BLASLT: Final = (
+    *(f"EPILOGUE_{one}" for one in ("GELU_AUX", "GELU_AUX_BIAS", "DGELU", "DGELU_BGRAD")),
+    *("EPILOGUE_BGRADA", "EPILOGUE_BGRADB", "ORDER_COL", "ORDER_ROW"),
+    *(f"MATMUL_DESC_EPILOGUE_AUX_{one}" for one in ("POINTER", "LD", "BATCH_STRIDE", "DATA_TYPE")),
+    *(f"MATRIX_LAYOUT_{one}" for one in ("TYPE", "ORDER", "ROWS", "COLS", "LD")),
+)
 MORE_NAMES: Final[Mapping[str, str]] = {
+    **{f"CUBLASLT_{one}": f"HIPBLASLT_{one}" for one in _OF_BLASLT},
+    **{f"cublasLt{one}": f"hipblasLt{one}" for one in ("Order_t", "PointerMode_t", "GetVersion")},
+    **{
+        f"cublasLt{one}GetAttribute": f"hipblasLt{one}GetAttribute"
+        for one in ("MatrixLayout", "MatmulDesc", "MatmulPreference")
+    },
     **{f"CUBLAS_{one}": f"HIPBLAS_{one}" for one in _OF_BLAS},
     **{f"CUBLAS_GEMM_ALGO{one}": "HIPBLAS_GEMM_DEFAULT" for one in range(24)},
     **{f"CUBLAS_GEMM_ALGO{one}_TENSOR_OP": "HIPBLAS_GEMM_DEFAULT" for one in range(16)},

@@ -62,22 +62,25 @@ MOST_HEADERS: Final = 6
 removed."""
 
 
-def precompiled(target: str, *, with_torch: bool) -> Path | None:
+def precompiled(
+    target: str, *, with_torch: bool, sides: Sequence[str] = tuple(SIDES)
+) -> Path | None:
     """Return the folder of a target's precompiled headers; None if they cannot be made here."""
     try:
         folder = cache_folder("kernels") / FOLDERS[with_torch] / toolchain(target)[:24]
-        if not _is_whole(folder):
+        if _missing(folder, sides):
             with scratch.locked(folder):  # another command that precompiles the same is waited for
-                if not _is_whole(folder):
-                    precompile(folder, ARCHITECTURES[target], with_torch=with_torch)
+                if missing := _missing(folder, sides):
+                    architecture = ARCHITECTURES[target]
+                    precompile(folder, architecture, with_torch=with_torch, sides=missing)
             keep_few(folder.parent, MOST_HEADERS)
     except (OSError, KernelError):
         return None  # the program's own compilation says what is wrong
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
-    return all((folder / f"{side}.pch").exists() for side in SIDES)
+def _missing(folder: Path, sides: Sequence[str]) -> list[str]:
+    return [side for side in sides if not (folder / f"{side}.pch").exists()]
 
 
 MOST_BUILDS: Final = 64  # most compiled programs in the cache; the oldest is removed

@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.emulator.decode import DecodedKernel, decode
+from ratchet.amd.emulator.hip_products import Product
 from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, Emulator, LaunchMemory
 from ratchet.amd.emulator.linking import KernelTexts, PlacedVariables, linked, plain_name
 from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatedLauncher
@@ -225,6 +226,7 @@ _SYMBOL = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(ctyp
 _FACT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
 _OPEN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 _EXIT = ctypes.CFUNCTYPE(None, ctypes.c_int)
+_PRODUCT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Product))
 TO_HOST, FROM_HOST, ON_HOST = 2, 1, 0  # values of hipMemcpyKind
 WIDEST: Final = 64  # bytes of the widest scalar load
 LAUNCH_FAILURE: Final = 719  # of hipError_t
@@ -254,6 +256,7 @@ class _Asked(ctypes.Structure):
         ("device", ctypes.c_char_p),
         ("open", _OPEN),
         ("exit", _EXIT),
+        ("product", _PRODUCT),
     )
 
 
@@ -294,6 +297,7 @@ class HipRuntime:
             device.name.encode(),
             _OPEN(self._guarded(self._open, 1)),
             _EXIT(self.exit) if self.exit is not None else _EXIT(),
+            _PRODUCT(self._guarded(self._product, 1)),
         )
 
     exit: Callable[[int], None] | None = None
@@ -431,6 +435,12 @@ class HipRuntime:
         with self.memory.opened():
             move(to or 0, of or 0, size)
         return 0
+
+    def _product(self, asked: Any) -> int:
+        """Answer a product of hipBLAS, in whole programs alone."""
+        raise KernelError(
+            "its host code calls hipBLAS, which is not here: write the product as a kernel"
+        )
 
     def _symbol(self, name: bytes, size: Any) -> int:
         word = name.decode(errors="replace")

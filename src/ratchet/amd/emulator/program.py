@@ -19,7 +19,7 @@ from typing import IO, Final, Literal, get_args
 import msgspec
 
 from ratchet.amd.architectures import PretendedDevice
-from ratchet.amd.emulator.estimates import estimate, read_told
+from ratchet.amd.emulator.estimates import estimate, matrix_cycles, read_told
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, FailedLaunch, source_line
 from ratchet.base import Json
@@ -48,8 +48,14 @@ class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     library: str  # the compiled emulator
     folder: str  # the folder in which each process writes what it launched
+    device: dict[str, str | int]  # what the program is told about the GPU
+    matrix_cycles: dict[str, int]  # of its matrix instructions
     autotune: Autotune = "first"
     limit: int = INSTRUCTION_LIMIT  # the most wave instructions of one launch
+
+    def pretended(self) -> PretendedDevice:
+        """Return the device that the program is told about."""
+        return PretendedDevice.of(self.target, self.device)
 
     def text(self) -> str:
         """Return the value of the variable."""
@@ -168,14 +174,16 @@ class ProgramResult:
         return junit(f"ratchet emulate {self.target}", cases)
 
 
+def read_records(folder: Path) -> list[ProcessRecord]:
+    """Return what the processes of a program wrote into its folder."""
+    texts = (path.read_bytes() for path in sorted(folder.glob("*.json")))
+    return [msgspec.json.decode(one, type=ProcessRecord) for one in texts]
+
+
 def read_result(
-    folder: Path, *, target: str, command: tuple[str, ...], exit_code: int
+    records: Sequence[ProcessRecord], *, target: str, command: tuple[str, ...], exit_code: int
 ) -> ProgramResult:
-    """Return the result of the processes that wrote into a folder."""
-    records = [
-        msgspec.json.decode(path.read_bytes(), type=ProcessRecord)
-        for path in sorted(folder.glob("*.json"))
-    ]
+    """Return the result of a program from what its processes wrote."""
     found: dict[str, list[tuple[EmulatedKernel, str]]] = {}
     failed: Counter[FailedLaunch] = Counter()
     asked: Counter[str] = Counter()
@@ -254,10 +262,13 @@ def settings_for(
         raise KernelError(f"target {target!r} is not emulated: use one of {', '.join(TARGETS)}")
     if importlib.util.find_spec("triton") is None:
         raise KernelError(NO_TRITON)
+    device = pretended_device(target)
     return ProgramSettings(
         target=target,
         library=str(compiled_machine(target)),
         folder=folder,
+        device={"name": device.name, "units": device.units, "memory_bytes": device.memory_bytes},
+        matrix_cycles=matrix_cycles(target),
         autotune=autotune,
         limit=limit,
     )
@@ -302,7 +313,7 @@ def emulate(
                 f"{said} cannot start ({error.strerror}): check the command"
             ) from None
         return read_result(
-            Path(folder),
+            read_records(Path(folder)),
             target=target,
             command=tuple(command),
             exit_code=code if code >= 0 else 128 - code,
@@ -356,9 +367,14 @@ def headline(result: ProgramResult) -> str:
     where = f"on an emulated {result.device} ({result.target})"
     if not result.launches and not result.faults:
         return f"no kernel was launched {where}"
+    return launches_in_words(result, where)
+
+
+def launches_in_words(result: ProgramResult, where: str = "") -> str:
+    """Return how many launches there were, and how many failed."""
     failed = sum(one.count for one in result.faults)
     said = f"{counted(result.launches, 'launch').replace('launchs', 'launches')} of "
-    said += f"{counted(len(result.kernels), 'kernel')} {where}"
+    said += f"{counted(len(result.kernels), 'kernel')} {where}".rstrip()
     return said + (f"; {failed:,} failed" if failed else "; none failed")
 
 

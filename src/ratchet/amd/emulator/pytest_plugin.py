@@ -63,13 +63,14 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
 
     from rich.console import Console
 
-    from ratchet.amd.emulator.program import emulate_report, read_result
+    from ratchet.amd.emulator.program import emulate_report, read_records, read_result
     from ratchet.amd.emulator.start import write_now
     from ratchet.base.show.terminal import print_report
 
     write_now()
     target = config.getoption("--ratchet-target")
-    result = read_result(Path(folder), target=target, command=(), exit_code=int(exitstatus))
+    records = read_records(Path(folder))
+    result = read_result(records, target=target, command=(), exit_code=int(exitstatus))
     terminalreporter.section(f"emulated on {target}")
     text = StringIO()
     console = Console(file=text, markup=False, emoji=False, highlight=False, width=100)

@@ -14,13 +14,12 @@ import torch
 import triton
 
 from ratchet import base
-from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.torch_cuda import asked
-from ratchet.amd.emulator.estimates import bound_s, matrix_cycles
+from ratchet.amd.emulator.estimates import bound_s
 from ratchet.amd.emulator.launch import FailedLaunch
 from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, poison_new_memory
 from ratchet.amd.emulator.pretending import EmulatedGpu
-from ratchet.amd.emulator.program import VARIABLE, ProcessRecord, ProgramSettings, pretended_device
+from ratchet.amd.emulator.program import VARIABLE, ProcessRecord, ProgramSettings
 from ratchet.base import Json
 from ratchet.judge.workers.candidate.census import add_launch
 
@@ -39,12 +38,12 @@ _drivers: Final[list[RecordingDriver]] = []
 class RecordingDriver(EmulatorDriver):
     """Writes the launches of this process into the program's folder."""
 
-    def __init__(self, settings: ProgramSettings, device: PretendedDevice) -> None:
+    def __init__(self, settings: ProgramSettings) -> None:
         super().__init__(
-            device,
+            settings.pretended(),
             Path(settings.library),
             lambda path: not path.startswith(LIBRARIES),
-            matrix_cycles(settings.target),
+            settings.matrix_cycles,
         )
         self.limit = settings.limit
         self.has_prices = settings.autotune == "bound"
@@ -103,12 +102,11 @@ def begin_from_environment() -> None:
     if not text or _drivers:
         return
     settings = msgspec.json.decode(text, type=ProgramSettings)
-    device = pretended_device(settings.target)
-    driver = RecordingDriver(settings, device)
+    driver = RecordingDriver(settings)
     driver.told.install()
     poison_new_memory()
     driver.install()
-    _begun.enter_context(EmulatedGpu(device).entered())
+    _begun.enter_context(EmulatedGpu(settings.pretended()).entered())
     _drivers.append(driver)
 
 

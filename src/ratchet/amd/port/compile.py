@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
 
@@ -104,6 +105,7 @@ def _compiled(
 ) -> list[Compilation]:
     sources, of = _texts(scanned, chosen, targets)
     first = {(one.unit, one.target): one for one in _checked(sources)}
+    first |= _with_torch(sources, first)
     parts = _parts(sources.whole)
     left = [unit for (unit, _), one in first.items() if not one.kernels and unit in parts]
     users = _users(scanned, left, sources.whole)
@@ -126,6 +128,32 @@ def _compiled(
         found.append(_compilation(of[unit], one, unit in parts))
     unclean = {one.found.name for one in scanned if one.found.kind == "cuda" and not is_clean(one)}
     return [_blamed(one, unclean) for one in found]
+
+
+def _with_torch(
+    sources: DeviceTexts, first: Mapping[tuple[str, str], DeviceBuild]
+) -> dict[tuple[str, str], DeviceBuild]:
+    """Compile again what did not compile for want of torch's headers, if torch is here."""
+    left = {unit for (unit, _), one in first.items() if _needs_torch(one)}
+    if not left or find_spec("torch") is None:
+        return {}
+    made = {
+        target: precompiled(target, with_torch=True, sides=("device",))
+        for target in sources.targets
+    }
+    again = msgspec.structs.replace(
+        sources,
+        units=tuple(one for one in sources.units if one.name in left),
+        headers={target: str(one) for target, one in made.items() if one is not None},
+        with_torch=True,
+    )
+    return {(one.unit, one.target): one for one in _checked(again) if one.kernels}
+
+
+def _needs_torch(one: DeviceBuild) -> bool:
+    if one.kernels:
+        return False
+    return one.missing.startswith(OF_TORCH_HEADERS) or OF_TORCH.search(one.said) is not None
 
 
 ERROR_AT: Final = re.compile(r"^(?:.*: )?([^\s:]+):\d+:\d+: (?:fatal )?error:")
@@ -368,7 +396,7 @@ def _compilation(name: str, built: DeviceBuild, is_part: bool) -> Compilation:
         clang = Path(find_tool("clang") or "clang").name
         return _not(name, target, f"{clang} does not know {target}: install a newer one")
     if OF_TORCH.search(said):
-        return _not(name, target, "its GPU code uses torch's headers; --prove compiles with them")
+        return _not(name, target, "its GPU code uses more of torch's headers than are here")
     if missing := MISSING.search(said):
         return _not(name, target, f"the header {missing[1]} is not on this machine")
     if (used := OF_LIBRARY.search(said)) and "error:" in said[: used.start()]:

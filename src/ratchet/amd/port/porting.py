@@ -21,6 +21,8 @@ from ratchet.base.serialise import json_text
 from ratchet.judge.kernels.kernel import TARGETS
 
 UNTRIED: Final = "not executed"
+RAN: Final = "ran"
+MAIN: Final = "main"  # the entry of a program's proof
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +32,13 @@ class KernelProof:
     file: str
     entry: str
     target: str
-    status: str  # a verdict's status, or `not executed`
+    status: str  # a verdict's status, `not executed`, or `ran` for a program without faults
     why: str = ""  # why it is not right, or was not executed
 
     @property
     def is_right(self) -> bool:
-        """Return whether it was executed and its outputs were right."""
-        return self.status in ("correct", "proven")
+        """Return whether it was executed and nothing was found wrong."""
+        return self.status in ("correct", "proven", RAN)
 
     @property
     def was_executed(self) -> bool:
@@ -46,6 +48,8 @@ class KernelProof:
     @property
     def said(self) -> str:
         """Return the answer in words."""
+        if self.status == RAN:
+            return f"ran to its end on {self.target}"
         if self.is_right:
             return f"executed right on {self.target}"
         if self.status == "wrong":

@@ -1,15 +1,25 @@
-"""A CUDA or HIP program with a main function, ported and compiled to run with emulated kernels."""
+"""CUDA or HIP programs with a main function, ported and compiled to run with emulated kernels."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import itertools
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from ratchet.amd.compile.process import ProfileProcess
+from ratchet.amd.emulator.extension_build import PROGRAM
 from ratchet.amd.emulator.hip_build import build_program
+from ratchet.amd.emulator.hip_program import CALLS, NOT_HERE
+from ratchet.amd.emulator.program import ProgramResult, read_result, settings_for
+from ratchet.amd.emulator.program_worker import ProgramEnd, ProgramOrder
 from ratchet.amd.port.compile import (
     INCLUDED,
     build_lines,
@@ -58,10 +68,89 @@ def compile_program(sources: Sequence[Path], target: str) -> Path:
             f"{ABOVE}/{folder.name}/{name}": one for name, one in _texts(scan(folder)).items()
         }
     units = [one.absolute().relative_to(root).as_posix() for one in sources]
-    by_end = by_last_name(texts)
-    found = (header_folders(one, texts, by_end) for one in units if one in texts)
-    folders = list(dict.fromkeys(itertools.chain(*found)))
-    return _built(texts, units, target, folders, scanned)
+    return _built(texts, units, target, scanned)
+
+
+MAIN: Final = re.compile(r"^[ \t]*(?:int|void|auto)\s+main\s*\(", re.MULTILINE)
+OF_GPU: Final = re.compile("__global__|<<<")
+MOST_FILES, MOST_BYTES = 256, 16 << 20  # what a program of a tree finds in its folder
+
+
+class TreePrograms:
+    """The programs of a scanned tree: each source with a main and kernels, alone or with others."""
+
+    def __init__(self, root: Path, scanned: Sequence[ScannedFile]) -> None:
+        self._root, self._scanned = root, scanned
+        self._texts = _texts(scanned)
+
+    def units(self) -> Iterator[tuple[str, ...]]:
+        """Yield the sources of each program, that with its main first.
+
+        Sources beside the only main of a folder belong to it, and those whose names begin with a
+        main's, as `sort_cpu.cpp` does beside `sort.cu`.
+        """
+        sources = {one: text for one, text in self._texts.items() if one.endswith(SOURCES)}
+        mains = [one for one, text in sources.items() if MAIN.search(text)]
+        for main in sorted(mains):
+            folder, stem = main.rpartition("/")[0], main.rpartition(".")[0]
+            beside = [one for one in sources if one.rpartition("/")[0] == folder]
+            alone = sum(one in mains for one in beside) == 1
+            others = (one for one in beside if one not in mains)
+            found = (main, *(one for one in others if alone or one.startswith(f"{stem}_")))
+            if any(OF_GPU.search(sources[one]) for one in found):
+                yield found
+
+    def run(
+        self, units: Sequence[str], target: str, time_limit_s: float
+    ) -> tuple[ProgramResult, str]:
+        """Run a program in the judge's sandbox without arguments, beside copies of its files.
+
+        Returns its result and the end of what it printed. Raises KernelError where it does not
+        compile, calls a library that is not here, or has no end.
+        """
+        clock = Clock.of(time_limit_s)
+        built = _built(self._texts, units, target, self._scanned)
+        settings = settings_for(target, "")
+        order = ProgramOrder(
+            settings=settings,
+            source=units[0].rpartition("/")[2],
+            machine=Path(settings.library).read_bytes(),
+            assemblies=[(built / f"{at}.s").read_text() for at in range(len(units))],
+            host=(built / PROGRAM).read_bytes(),
+            files=self._files(units[0]),
+        )
+        packed = base64.b64encode(msgspec.json.encode(order)).decode()
+        try:
+            with contextlib.closing(ProfileProcess(clock, worker=RUNNER)) as process:
+                reply = process.ask({"do": "run", "order": packed})
+            end = msgspec.convert(reply["end"], ProgramEnd)
+        except ChildFailure as error:
+            raise KernelError(f"the program {error}") from error
+        except (msgspec.ValidationError, KeyError) as error:
+            raise KernelError("the program's process answered nonsense") from error
+        if (missing := CALLS.format(source=order.source)) in end.said and NOT_HERE in end.said:
+            raise KernelError(f"it calls {end.said.partition(missing)[2].strip()}")
+        result = read_result(
+            end.records, target=target, command=(order.source,), exit_code=end.exit_code
+        )
+        return result, end.said
+
+    def _files(self, main: str) -> dict[str, bytes]:
+        """Return the files in the folder of a main and below that it may read."""
+        folder, found, left = (self._root / main).parent, dict[str, bytes](), MOST_BYTES
+        for path in itertools.islice(sorted(folder.rglob("*")), 8 * MOST_FILES):
+            name = path.relative_to(folder)
+            hidden = any(part.startswith(".") for part in name.parts)
+            if hidden or path.is_symlink() or not path.is_file() or path.suffix in SOURCES:
+                continue
+            left -= path.stat().st_size
+            if left < 0 or len(found) == MOST_FILES:
+                break
+            found[name.as_posix()] = path.read_bytes()
+        return found
+
+
+RUNNER: Final = "ratchet.amd.emulator.program_worker"
 
 
 def _texts(scanned: Sequence[ScannedFile]) -> dict[str, str]:
@@ -105,12 +194,11 @@ def _levels(sources: Sequence[Path]) -> int:
 
 
 def _built(
-    texts: dict[str, str],
-    units: Sequence[str],
-    target: str,
-    folders: Sequence[str],
-    scanned: Sequence[ScannedFile],
+    texts: Mapping[str, str], units: Sequence[str], target: str, scanned: Sequence[ScannedFile]
 ) -> Path:
+    by_end = by_last_name(texts)
+    found = (header_folders(one, texts, by_end) for one in units if one in texts)
+    folders = list(dict.fromkeys(itertools.chain(*found)))
     first: KernelError | None = None
     for macros in ((), *build_macros(build_lines(scanned), units[0])):
         clock = Clock.of(TIME_LIMIT_S)

@@ -1,20 +1,23 @@
 """Verdicts on the kernels of a ported tree: each is judged as an AMD GPU's machine code.
 
 A kernel is one file to a judge: an extension's sources become one text, its own headers in place.
+Programs with a main of their own run from begin to end.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from ratchet.amd.emulator.program import launches_in_words
 from ratchet.amd.port.compile import is_clean
 from ratchet.amd.port.patch import edited
-from ratchet.amd.port.porting import UNTRIED, KernelProof, PortResult
+from ratchet.amd.port.porting import MAIN, RAN, UNTRIED, KernelProof, PortResult
+from ratchet.amd.port.program import TreePrograms
 from ratchet.amd.port.rule import Severity
 from ratchet.amd.port.scan import CPP_SUFFIXES, ScannedFile
 from ratchet.base.errors import RatchetError
@@ -40,15 +43,18 @@ class PortedKernel:
     kernel: Kernel
     sources: tuple[str, ...]  # all files of the tree that it is made of
 
-    def left(self, scanned: Iterable[ScannedFile], severity: Severity) -> list[str]:
-        """Return the errors or warnings that the patch leaves in its sources, with their places."""
-        return [
-            f"{found.file}:{found.line}: {found.rule} ({found.detail})"
-            for one in scanned
-            if one.found.name in self.sources and not (severity == "error" and is_clean(one))
-            for found in one.findings
-            if found.severity == severity and not found.fixable
-        ]
+
+def left_in(
+    sources: Collection[str], scanned: Iterable[ScannedFile], severity: Severity
+) -> list[str]:
+    """Return the errors or warnings that the patch leaves in some files, with their places."""
+    return [
+        f"{found.file}:{found.line}: {found.rule} ({found.detail})"
+        for one in scanned
+        if one.found.name in sources and not (severity == "error" and is_clean(one))
+        for found in one.findings
+        if found.severity == severity and not found.fixable
+    ]
 
 
 def ported_kernels(scanned: Sequence[ScannedFile]) -> list[PortedKernel]:
@@ -145,6 +151,8 @@ def _header(path: str, asker: str, texts: Mapping[str, str]) -> str | None:
 EXECUTED: Final = ("gfx942",)  # targets that a kernel is executed on if none is named
 PROBLEMS: Final = "problems"  # the folder of a tree that holds problem files, if no other is named
 WARNINGS_SAID: Final = 3  # most warnings that explain a wrong kernel
+MOST_SAID: Final = 120  # characters of a program's last line
+SIGNALS: Final = 128  # exit codes of what a signal ended are above
 
 
 def prove(
@@ -156,7 +164,7 @@ def prove(
     time_limit_s: float = 300.0,
     say: Callable[[str], None] = lambda _: None,
 ) -> PortResult:
-    """Judge every kernel of a ported tree that has a problem, on emulated GPUs.
+    """Judge the kernels of a ported tree that have a problem, and run its programs, emulated.
 
     A problem is the file of `problems` that is named after the function or after the kernel's
     file; else the shipped problem of the function's name. `problems` defaults to the tree's folder
@@ -172,7 +180,9 @@ def prove(
     proofs = []
     for one in ported_kernels(result.scanned):
         problem = problem_of(one, problems)
-        errors, warnings = (one.left(result.scanned, how) for how in ("error", "warning"))
+        errors, warnings = (
+            left_in(one.sources, result.scanned, how) for how in ("error", "warning")
+        )
         for target in targets:
             if errors:
                 status, why = UNTRIED, f"the patch leaves {errors[0]}"
@@ -187,7 +197,48 @@ def prove(
                     file=one.file, entry=one.kernel.entry, target=target, status=status, why=why
                 )
             )
+    proofs += _programs(result, targets, time_limit_s, say)
     return replace(result, proofs=tuple(proofs))
+
+
+def _programs(
+    result: PortResult, targets: Sequence[str], time_limit_s: float, say: Callable[[str], None]
+) -> Iterator[KernelProof]:
+    """Yield how each program of a tree ended on each target."""
+    root = Path(result.path)
+    programs = TreePrograms(root if root.is_dir() else root.parent, result.scanned)
+    for units in programs.units():
+        errors = left_in(units, result.scanned, "error")
+        for target in targets:
+            if errors:
+                status, why = UNTRIED, f"the patch leaves {errors[0]}"
+            else:
+                say(f"{units[0]}: {MAIN} on {target}")
+                status, why = _ran(programs, units, target, time_limit_s)
+            yield KernelProof(file=units[0], entry=MAIN, target=target, status=status, why=why)
+
+
+def _ran(
+    programs: TreePrograms, units: Sequence[str], target: str, time_limit_s: float
+) -> tuple[str, str]:
+    """Return whether a program ran, and what it launched and said last.
+
+    Only the program itself knows what is right: the proof is its exit code and its launches.
+    """
+    try:
+        ended, said = programs.run(units, target, time_limit_s)
+    except RatchetError as error:
+        return UNTRIED, str(error)
+    last = next((one for one in reversed(said.splitlines()) if one.strip()), "")
+    why = f"exit code {ended.exit_code}"
+    if ended.launches or ended.faults:
+        why = f"{launches_in_words(ended)}, {why}"
+    fault = f"; {ended.faults[0].kernel}: {ended.faults[0].reason}" if ended.faults else ""
+    why += fault or (f"; it says last: {last.strip()[:MOST_SAID]}" if last else "")
+    if not ended.code:
+        return RAN, why
+    before = not ended.launches and not ended.faults and ended.exit_code < SIGNALS
+    return (UNTRIED, f"it ends before a launch: {why}") if before else ("failed", why)
 
 
 def problem_of(ported: PortedKernel, problems: Path) -> Path | str | None:

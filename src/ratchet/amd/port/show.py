@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import quote
 
 from ratchet.amd.port.compile import Compilation, by_file
-from ratchet.amd.port.porting import PortResult
+from ratchet.amd.port.porting import MAIN, PortResult
 from ratchet.amd.port.rule import Finding
 from ratchet.amd.port.rules import all_rules
 from ratchet.amd.port.scan import ScannedFile
@@ -22,7 +22,8 @@ from ratchet.base.show.words import counted
 
 MOST_ROWS: Final = 60
 CONTEXT: Final = 3
-NO_PROOF: Final = "--prove judges kernels that bind a function and have a problem"
+NO_PROOF: Final = "--prove runs programs, and judges bound functions that have a problem"
+UNKNOWN: Final = "a program's numbers are checked by the program alone"
 SARIF: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -92,10 +93,17 @@ PROOF_COLUMNS: Final = (
 def _proofs(result: PortResult) -> m.ReportSection | None:
     if not result.proofs:
         return None
-    right = sum(one.is_right for one in result.proofs)
+    kernels = [one for one in result.proofs if one.entry != MAIN]
+    programs = [one for one in result.proofs if one.entry == MAIN]
+    said = (
+        [f"{sum(one.is_right for one in kernels)} of {len(kernels)} are right."] if kernels else []
+    )
+    if programs:
+        ran = sum(one.is_right for one in programs)
+        said.append(f"{ran} of {counted(len(programs), 'program')} ran to the end; {UNKNOWN}.")
     return m.section(
         "Kernels, executed on emulated GPUs",
-        m.Words(f"{right} of {len(result.proofs)} are right."),
+        m.Words(" ".join(said)),
         m.ResultTable(PROOF_COLUMNS, list(result.proofs)),
     )
 

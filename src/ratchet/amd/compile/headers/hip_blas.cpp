@@ -1,7 +1,8 @@
-// hipBLAS on the CPU, for emulated programs: its numbers are a reference's, nothing is timed. Products are added up in
-// doubles and rounded once.
+// hipBLAS and hipBLASLt on the CPU, for emulated programs: their numbers are a reference's, nothing is timed. Products are
+// torch's (hip_products.py).
 #define RATCHET_HIPBLAS_SOURCE
 #include <hipblas/hipblas.h>
+#include <hipblaslt/hipblaslt.h>
 #ifdef RATCHET_HIPBLAS
 #include <math.h>
 #include <stdlib.h>
@@ -17,88 +18,37 @@ struct ratchet_hipblas {
   hipblasMath_t math;
   hipblasPointerMode_t pointers;
 };
+// A product as hip_products.py reads it: d = alpha op(a) op(b) + beta c, and what its epilogue does
+struct Matrix {
+  const void* at;
+  int32_t kind, turned, by_rows;
+  int64_t rows, columns, ld, stride;
+};
+struct Product {
+  Matrix a, b, c, d, aux;
+  const void *alpha, *beta, *bias, *a_scale, *b_scale, *d_scale;
+  int32_t scalar_kind, batches, epilogue, bias_kind;
+};
+extern "C" int ratchet_hip_product(const Product* asked);
 namespace {
 // The GPU's memory is open to the host while one of these lives
 struct Opened {
   Opened() { ratchet_hip_open(1); }
   ~Opened() { ratchet_hip_open(0); }
 };
-double of_half(uint16_t bits) {
-  _Float16 value;
-  memcpy(&value, &bits, 2);
-  return (double)value;
+hipblasStatus_t answered(const Product& asked) {
+  const int code = ratchet_hip_product(&asked);
+  return code == 0 ? HIPBLAS_STATUS_SUCCESS : code == 2 ? HIPBLAS_STATUS_NOT_SUPPORTED : HIPBLAS_STATUS_EXECUTION_FAILED;
 }
-double read(const void* place, hipDataType kind, size_t at) {
-  switch (kind) {
-    case HIP_R_32F: return ((const float*)place)[at];
-    case HIP_R_64F: return ((const double*)place)[at];
-    case HIP_R_16F: return of_half(((const uint16_t*)place)[at]);
-    case HIP_R_16BF: {
-      const uint32_t bits = (uint32_t)((const uint16_t*)place)[at] << 16;
-      float value;
-      return memcpy(&value, &bits, 4), value;
-    }
-    case HIP_R_8I: return ((const int8_t*)place)[at];
-    default: return ((const int32_t*)place)[at];
-  }
+Matrix matrix(const void* at, hipDataType kind, hipblasOperation_t how, int64_t rows, int64_t columns, int64_t ld,
+              int64_t stride) {
+  return how == HIPBLAS_OP_N ? Matrix{at, kind, 0, 0, rows, columns, ld, stride}
+                             : Matrix{at, kind, 1, 0, columns, rows, ld, stride};
 }
-void write(void* place, hipDataType kind, size_t at, double value) {
-  switch (kind) {
-    case HIP_R_32F: ((float*)place)[at] = (float)value; break;
-    case HIP_R_64F: ((double*)place)[at] = value; break;
-    case HIP_R_16F: {
-      const _Float16 near = (_Float16)value;
-      memcpy((uint16_t*)place + at, &near, 2);
-      break;
-    }
-    case HIP_R_16BF: {
-      const float near = (float)value;
-      uint32_t bits;
-      memcpy(&bits, &near, 4);
-      if (near == near) bits += 0x7fff + (bits >> 16 & 1);
-      ((uint16_t*)place)[at] = (uint16_t)(bits >> 16);
-      break;
-    }
-    case HIP_R_8I: ((int8_t*)place)[at] = (int8_t)value; break;
-    default: ((int32_t*)place)[at] = (int32_t)value;
-  }
-}
-bool is_known(hipDataType kind) {
-  return kind == HIP_R_32F || kind == HIP_R_64F || kind == HIP_R_16F || kind == HIP_R_16BF || kind == HIP_R_8I ||
-         kind == HIP_R_32I;
-}
-std::vector<double> dense(hipblasOperation_t how, const void* a, hipDataType kind, int rows, int columns, int lda) {
-  std::vector<double> found((size_t)rows * columns);  // by columns
-  for (int j = 0; j < columns; ++j)
-    for (int i = 0; i < rows; ++i)
-      found[(size_t)j * rows + i] = read(a, kind, how == HIPBLAS_OP_N ? i + (size_t)j * lda : j + (size_t)i * lda);
-  return found;
-}
-void product(hipblasOperation_t of_a, hipblasOperation_t of_b, int m, int n, int k, double alpha, const void* a,
-             hipDataType a_kind, int lda, const void* b, hipDataType b_kind, int ldb, double beta, void* c,
-             hipDataType c_kind, int ldc) {
-  const std::vector<double> left = dense(of_a, a, a_kind, m, k, lda), right = dense(of_b, b, b_kind, k, n, ldb);
-  std::vector<double> column(m);
-  for (int j = 0; j < n; ++j) {
-    for (double& one : column) one = 0;
-    for (int l = 0; l < k; ++l) {
-      const double factor = right[(size_t)j * k + l];
-      const double* from = &left[(size_t)l * m];
-      for (int i = 0; i < m; ++i) column[i] += factor * from[i];
-    }
-    for (int i = 0; i < m; ++i) {
-      const size_t at = i + (size_t)j * ldc;
-      write(c, c_kind, at, alpha * column[i] + (beta == 0 ? 0 : beta * read(c, c_kind, at)));
-    }
-  }
-}
-hipDataType scalars(hipblasComputeType_t how, hipDataType c_kind) {
+hipDataType scalars(hipblasComputeType_t how) {
   if (how == HIPBLAS_COMPUTE_64F || how == HIPBLAS_COMPUTE_64F_PEDANTIC) return HIP_R_64F;
   if (how == HIPBLAS_COMPUTE_16F || how == HIPBLAS_COMPUTE_16F_PEDANTIC) return HIP_R_16F;
   return how == HIPBLAS_COMPUTE_32I || how == HIPBLAS_COMPUTE_32I_PEDANTIC ? HIP_R_32I : HIP_R_32F;
-}
-size_t bytes(hipDataType kind) {
-  return kind == HIP_R_64F ? 8 : kind == HIP_R_8I ? 1 : kind == HIP_R_16F || kind == HIP_R_16BF ? 2 : 4;
 }
 hipblasStatus_t copied(int rows, int columns, int size, const void* a, int lda, void* b, int ldb, int kind) {
   for (int j = 0; j < columns; ++j)
@@ -156,31 +106,31 @@ hipblasStatus_t hipblasSetVector(int n, int size, const void* x, int incx, void*
 hipblasStatus_t hipblasGetVector(int n, int size, const void* x, int incx, void* y, int incy) {
   return hipblasGetMatrix(1, n, size, x, incx, y, incy);
 }
-hipblasStatus_t hipblasGemmBatchedEx(hipblasHandle_t, hipblasOperation_t of_a, hipblasOperation_t of_b, int m, int n,
-                                     int k, const void* alpha, const void* const* a, hipDataType a_kind, int lda,
-                                     const void* const* b, hipDataType b_kind, int ldb, const void* beta,
-                                     void* const* c, hipDataType c_kind, int ldc, int batches,
-                                     hipblasComputeType_t how, hipblasGemmAlgo_t) {
-  if (!is_known(a_kind) || !is_known(b_kind) || !is_known(c_kind)) return HIPBLAS_STATUS_NOT_SUPPORTED;
-  const Opened opened;
-  const hipDataType kind = scalars(how, c_kind);
-  for (int at = 0; at < batches; ++at)
-    product(of_a, of_b, m, n, k, read(alpha, kind, 0), a[at], a_kind, lda, b[at], b_kind, ldb, read(beta, kind, 0),
-            c[at], c_kind, ldc);
-  return HIPBLAS_STATUS_SUCCESS;
+hipblasStatus_t hipblasGemmStridedBatchedEx(hipblasHandle_t, hipblasOperation_t of_a, hipblasOperation_t of_b, int m,
+                                            int n, int k, const void* alpha, const void* a, hipDataType a_kind,
+                                            int lda, hipblasStride by_a, const void* b, hipDataType b_kind, int ldb,
+                                            hipblasStride by_b, const void* beta, void* c, hipDataType c_kind,
+                                            int ldc, hipblasStride by_c, int batches, hipblasComputeType_t how,
+                                            hipblasGemmAlgo_t) {
+  Product asked = {};
+  asked.a = matrix(a, a_kind, of_a, m, k, lda, by_a), asked.b = matrix(b, b_kind, of_b, k, n, ldb, by_b);
+  asked.c = asked.d = matrix(c, c_kind, HIPBLAS_OP_N, m, n, ldc, by_c);
+  asked.alpha = alpha, asked.beta = beta, asked.scalar_kind = scalars(how), asked.batches = batches;
+  return answered(asked);
 }
-hipblasStatus_t hipblasGemmStridedBatchedEx(hipblasHandle_t handle, hipblasOperation_t of_a, hipblasOperation_t of_b,
-                                            int m, int n, int k, const void* alpha, const void* a,
-                                            hipDataType a_kind, int lda, hipblasStride by_a, const void* b,
-                                            hipDataType b_kind, int ldb, hipblasStride by_b, const void* beta,
-                                            void* c, hipDataType c_kind, int ldc, hipblasStride by_c, int batches,
-                                            hipblasComputeType_t how, hipblasGemmAlgo_t algo) {
+hipblasStatus_t hipblasGemmBatchedEx(hipblasHandle_t handle, hipblasOperation_t of_a, hipblasOperation_t of_b, int m,
+                                     int n, int k, const void* alpha, const void* const* a, hipDataType a_kind,
+                                     int lda, const void* const* b, hipDataType b_kind, int ldb, const void* beta,
+                                     void* const* c, hipDataType c_kind, int ldc, int batches,
+                                     hipblasComputeType_t how, hipblasGemmAlgo_t algo) {
   for (int at = 0; at < batches; ++at) {
-    const void* left = (const char*)a + at * by_a * bytes(a_kind);
-    const void* right = (const char*)b + at * by_b * bytes(b_kind);
-    void* into = (char*)c + at * by_c * bytes(c_kind);
-    const hipblasStatus_t code = hipblasGemmBatchedEx(handle, of_a, of_b, m, n, k, alpha, &left, a_kind, lda, &right,
-                                                      b_kind, ldb, beta, &into, c_kind, ldc, 1, how, algo);
+    ratchet_hip_open(1);  // the arrays of pointers are the GPU's
+    const void *left = a[at], *right = b[at];
+    void* into = c[at];
+    ratchet_hip_open(0);
+    const hipblasStatus_t code =
+        hipblasGemmStridedBatchedEx(handle, of_a, of_b, m, n, k, alpha, left, a_kind, lda, 0, right, b_kind, ldb, 0,
+                                    beta, into, c_kind, ldc, 0, 1, how, algo);
     if (code) return code;
   }
   return HIPBLAS_STATUS_SUCCESS;
@@ -204,11 +154,9 @@ hipblasStatus_t hipblasGemmStridedBatchedEx(hipblasHandle_t handle, hipblasOpera
                                           int m, int n, int k, const t* alpha, const t* const* a, int lda,           \
                                           const t* const* b, int ldb, const t* beta, t* const* c, int ldc,           \
                                           int batches) {                                                             \
-    const Opened opened; /* the arrays of pointers are the GPU's */                                                  \
-    const std::vector<const void*> left(a, a + batches), right(b, b + batches);                                      \
-    const std::vector<void*> into(c, c + batches);                                                                   \
-    return hipblasGemmBatchedEx(handle, of_a, of_b, m, n, k, alpha, left.data(), kind, lda, right.data(), kind, ldb, \
-                                beta, into.data(), kind, ldc, batches, how, HIPBLAS_GEMM_DEFAULT);                   \
+    return hipblasGemmBatchedEx(handle, of_a, of_b, m, n, k, alpha, (const void* const*)a, kind, lda,                \
+                                (const void* const*)b, kind, ldb, beta, (void* const*)c, kind, ldc, batches, how,    \
+                                HIPBLAS_GEMM_DEFAULT);                                                               \
   }
 #define ANSWERED_VECTORS(T, t)                                                                                       \
   hipblasStatus_t hipblas##T##gemv(hipblasHandle_t, hipblasOperation_t how, int m, int n, const t* alpha,            \
@@ -292,4 +240,103 @@ ANSWERED(H, __half, HIP_R_16F, HIPBLAS_COMPUTE_16F)
 ANSWERED_VECTORS(S, float)
 ANSWERED_VECTORS(D, double)
 }
+#ifdef RATCHET_HIPBLASLT
+// A descriptor's attributes by their numbers; what nobody has set is 0
+namespace {
+struct Attributes {
+  int64_t of[128];
+};
+hipblasStatus_t set(void* to, int which, const void* value, size_t bytes) {
+  if (!to || !value || which < 0 || which >= 128 || bytes > 8) return HIPBLAS_STATUS_INVALID_VALUE;
+  int64_t& one = ((Attributes*)to)->of[which];
+  return one = 0, memcpy(&one, value, bytes), HIPBLAS_STATUS_SUCCESS;
+}
+hipblasStatus_t get(const void* from, int which, void* value, size_t bytes, size_t* written) {
+  if (!from || which < 0 || which >= 128 || bytes > 8) return HIPBLAS_STATUS_INVALID_VALUE;
+  if (value) memcpy(value, &((const Attributes*)from)->of[which], bytes);
+  if (written) *written = bytes;
+  return HIPBLAS_STATUS_SUCCESS;
+}
+int64_t at(const void* from, int which) { return ((const Attributes*)from)->of[which]; }
+const int COMPUTE = 120, SCALE = 121;  // no attributes of hipBLASLt's own
+Matrix laid_out(const void* place, const void* layout, bool turned) {
+  return Matrix{place, (int32_t)at(layout, HIPBLASLT_MATRIX_LAYOUT_TYPE), turned,
+                at(layout, HIPBLASLT_MATRIX_LAYOUT_ORDER) == HIPBLASLT_ORDER_ROW,
+                at(layout, HIPBLASLT_MATRIX_LAYOUT_ROWS), at(layout, HIPBLASLT_MATRIX_LAYOUT_COLS),
+                at(layout, HIPBLASLT_MATRIX_LAYOUT_LD), at(layout, HIPBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)};
+}
+}  // namespace
+extern "C" {
+hipblasStatus_t hipblasLtCreate(hipblasLtHandle_t* handle) {
+  return *handle = calloc(1, sizeof(Attributes)), HIPBLAS_STATUS_SUCCESS;
+}
+hipblasStatus_t hipblasLtDestroy(const hipblasLtHandle_t handle) { return free(handle), HIPBLAS_STATUS_SUCCESS; }
+hipblasStatus_t hipblasLtGetVersion(hipblasLtHandle_t, int* version) { return *version = 100000, HIPBLAS_STATUS_SUCCESS; }
+#define ATTRIBUTES(T, which)                                                                                         \
+  hipblasStatus_t hipblasLt##T##Destroy(const hipblasLt##T##_t one) { return free(one), HIPBLAS_STATUS_SUCCESS; }    \
+  hipblasStatus_t hipblasLt##T##SetAttribute(hipblasLt##T##_t to, which one, const void* value, size_t bytes) {      \
+    return set(to, one, value, bytes);                                                                               \
+  }                                                                                                                  \
+  hipblasStatus_t hipblasLt##T##GetAttribute(hipblasLt##T##_t of, which one, void* value, size_t bytes,              \
+                                             size_t* written) {                                                      \
+    return get(of, one, value, bytes, written);                                                                      \
+  }
+ATTRIBUTES(MatrixLayout, hipblasLtMatrixLayoutAttribute_t)
+ATTRIBUTES(MatmulDesc, hipblasLtMatmulDescAttributes_t)
+ATTRIBUTES(MatmulPreference, hipblasLtMatmulPreferenceAttributes_t)
+hipblasStatus_t hipblasLtMatrixLayoutCreate(hipblasLtMatrixLayout_t* made, hipDataType kind, uint64_t rows,
+                                            uint64_t columns, int64_t ld) {
+  Attributes* one = (Attributes*)calloc(1, sizeof(Attributes));
+  one->of[HIPBLASLT_MATRIX_LAYOUT_BATCH_COUNT] = 1, one->of[HIPBLASLT_MATRIX_LAYOUT_TYPE] = kind;
+  one->of[HIPBLASLT_MATRIX_LAYOUT_ROWS] = rows, one->of[HIPBLASLT_MATRIX_LAYOUT_COLS] = columns;
+  one->of[HIPBLASLT_MATRIX_LAYOUT_LD] = ld;
+  return *made = (hipblasLtMatrixLayout_t)one, HIPBLAS_STATUS_SUCCESS;
+}
+hipblasStatus_t hipblasLtMatmulDescCreate(hipblasLtMatmulDesc_t* made, hipblasComputeType_t how, hipDataType scale) {
+  Attributes* one = (Attributes*)calloc(1, sizeof(Attributes));
+  one->of[HIPBLASLT_MATMUL_DESC_TRANSA] = one->of[HIPBLASLT_MATMUL_DESC_TRANSB] = HIPBLAS_OP_N;
+  one->of[HIPBLASLT_MATMUL_DESC_EPILOGUE] = HIPBLASLT_EPILOGUE_DEFAULT;
+  one->of[HIPBLASLT_MATMUL_DESC_BIAS_DATA_TYPE] = one->of[HIPBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE] = -1;
+  one->of[COMPUTE] = how, one->of[SCALE] = scale;
+  return *made = (hipblasLtMatmulDesc_t)one, HIPBLAS_STATUS_SUCCESS;
+}
+hipblasStatus_t hipblasLtMatmulPreferenceCreate(hipblasLtMatmulPreference_t* made) {
+  return *made = (hipblasLtMatmulPreference_t)calloc(1, sizeof(Attributes)), HIPBLAS_STATUS_SUCCESS;
+}
+hipblasStatus_t hipblasLtMatmulAlgoGetHeuristic(hipblasLtHandle_t, hipblasLtMatmulDesc_t, hipblasLtMatrixLayout_t,
+                                                hipblasLtMatrixLayout_t, hipblasLtMatrixLayout_t,
+                                                hipblasLtMatrixLayout_t, hipblasLtMatmulPreference_t, int most,
+                                                hipblasLtMatmulHeuristicResult_t* found, int* count) {
+  if (most < 1) return HIPBLAS_STATUS_INVALID_VALUE;
+  memset(found, 0, sizeof *found);
+  return found->wavesCount = 1, *count = 1, HIPBLAS_STATUS_SUCCESS;  // one that needs no workspace
+}
+hipblasStatus_t hipblasLtMatmul(hipblasLtHandle_t, hipblasLtMatmulDesc_t how, const void* alpha, const void* a,
+                                hipblasLtMatrixLayout_t of_a, const void* b, hipblasLtMatrixLayout_t of_b,
+                                const void* beta, const void* c, hipblasLtMatrixLayout_t of_c, void* d,
+                                hipblasLtMatrixLayout_t of_d, const hipblasLtMatmulAlgo_t*, void*, size_t,
+                                hipStream_t) {
+  if (!how || !of_a || !of_b || !of_d || !alpha || !beta) return HIPBLAS_STATUS_INVALID_VALUE;
+  Product asked = {};
+  asked.a = laid_out(a, of_a, at(how, HIPBLASLT_MATMUL_DESC_TRANSA) != HIPBLAS_OP_N);
+  asked.b = laid_out(b, of_b, at(how, HIPBLASLT_MATMUL_DESC_TRANSB) != HIPBLAS_OP_N);
+  asked.c = laid_out(c, of_c ? of_c : of_d, false), asked.d = laid_out(d, of_d, false);
+  asked.alpha = alpha, asked.beta = beta, asked.scalar_kind = (int32_t)at(how, SCALE);
+  asked.batches = (int32_t)at(of_d, HIPBLASLT_MATRIX_LAYOUT_BATCH_COUNT);
+  asked.epilogue = (int32_t)at(how, HIPBLASLT_MATMUL_DESC_EPILOGUE);
+  const auto pointer = [how](int which) { return (const void*)at(how, which); };
+  const auto kind = [how, &asked](int which) { return at(how, which) < 0 ? asked.d.kind : (int32_t)at(how, which); };
+  asked.bias = pointer(HIPBLASLT_MATMUL_DESC_BIAS_POINTER);
+  asked.bias_kind = kind(HIPBLASLT_MATMUL_DESC_BIAS_DATA_TYPE);
+  asked.aux = asked.d, asked.aux.at = pointer(HIPBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER);
+  asked.aux.kind = kind(HIPBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE);
+  if (int64_t ld = at(how, HIPBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD)) asked.aux.ld = ld;
+  if (int64_t by = at(how, HIPBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE)) asked.aux.stride = by;
+  asked.a_scale = pointer(HIPBLASLT_MATMUL_DESC_A_SCALE_POINTER);
+  asked.b_scale = pointer(HIPBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+  asked.d_scale = pointer(HIPBLASLT_MATMUL_DESC_D_SCALE_POINTER);
+  return answered(asked);
+}
+}
+#endif
 #endif

@@ -22,6 +22,7 @@ struct Asked {
   const char *target, *device;
   int (*open)(int allowed);
   void (*exit)(int code);
+  int (*product)(const void* asked);
 };
 struct Configuration {
   Dim3 grid, block;
@@ -121,6 +122,7 @@ int ratchet_hip_fill(void* place, int value, uint64_t bytes) {
 int ratchet_hip_fact(const char* name) { return at_home() ? asked.fact(name) : 0; }
 // Let the host's code reach the GPU's memory, or no longer
 int ratchet_hip_open(int allowed) { return asked.open && at_home() ? asked.open(allowed) : 1; }
+int ratchet_hip_product(const void* product) { return at_home() ? asked.product(product) : 1; }
 // A program's exit, where the link has --wrap=exit
 void __real_exit(int code) __attribute__((weak, noreturn));
 __attribute__((noreturn)) void __wrap_exit(int code) {
