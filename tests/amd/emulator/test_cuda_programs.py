@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from ratchet.amd.emulator import hip_runtime
+from ratchet.amd.emulator.hip_runtime import CLOSED, GpuMemory
 from ratchet.base.errors import PortError
 from ratchet.judge.sandbox.rocm import bitcode_folder, find_tool
 
@@ -250,6 +252,10 @@ int main() {
   ncclSend(a, K * M, ncclFloat, 0, comm, 0);
   const bool ended = ncclGroupEnd() == ncclSuccess;
   told("nccl", begun && ranks == 1 && reduced && ended && host(all, K * M) == x);
+  int *fresh, word = 0;
+  cudaMalloc(&fresh, 4);
+  cudaMemcpy(&word, fresh, 4, cudaMemcpyDeviceToHost);
+  told("unwritten", word == -1);
   told("ranks", ncclCommInitRank(&comm, 2, id, 0) != ncclSuccess);
 }
 """
@@ -264,7 +270,25 @@ def test_libraries_of_products_and_collectives_answer(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "libraries.cu"], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
-    names = ["plain", "bias", "relu", "dgelu", "gelu", "sums", "unknown", "bf16", "nccl", "ranks"]
+    names = ["plain", "bias", "relu", "dgelu", "gelu", "sums", "unknown", "bf16", "nccl"]
+    names += ["unwritten", "ranks"]
     said = [one for one in done.stderr.splitlines() if one.endswith(("right", "wrong"))]
     assert said == [f"{one} right" for one in names], done.stderr
     assert "several ranks: one GPU is emulated" in done.stderr
+
+
+def test_a_copy_opens_its_own_blocks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop of small copies must not pay for every block that there is."""
+    memory = GpuMemory()
+    blocks = [memory.block(100) for _ in range(9)]
+    memory.protect(CLOSED)
+    changed: list[int] = []
+    monkeypatch.setattr(hip_runtime, "_mprotect", lambda at, *_: changed.append(at) or 0)
+    first, second = blocks[6].address, blocks[2].address
+    with memory.opened_at(first + 4, second, 12345):
+        assert changed == [first, second]
+    assert changed == [first, second] * 2
+    assert memory.find(first + 99) is blocks[6] and memory.find(first + 90, 10) is blocks[6]
+    assert memory.find(first + 100) is memory.find(first - 1) is memory.find(first + 91, 10) is None
+    assert memory.release(first) and not memory.release(first) and memory.find(first) is None
+    assert memory.find(second) is blocks[2]

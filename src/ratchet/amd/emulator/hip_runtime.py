@@ -5,6 +5,7 @@ The memory of the pretended GPU can neither be read nor written by host code, as
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import functools
@@ -34,6 +35,8 @@ OPEN: Final = mmap.PROT_READ | mmap.PROT_WRITE
 APART_BYTES: Final = 1 << 20
 """Distance between tensors: an access outside of one is a fault, and never hits another."""
 MOST_BYTES: Final = 4 << 30  # most memory at a time, including what the host code allocates
+_mprotect: Final = ctypes.CDLL(None).mprotect
+_mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class GpuBlock:
@@ -74,10 +77,9 @@ class GpuBlock:
         """Open or close the memory."""
         if self.is_gone:
             return
-        failed = ctypes.CDLL(None).mprotect(
-            ctypes.c_void_p(self.address), ctypes.c_size_t(self.size), allowed
-        )
-        if failed and not self.is_gone:  # the last tensor may have been collected on the way
+        if (
+            _mprotect(self.address, self.size, allowed) and not self.is_gone
+        ):  # the last tensor may have been collected on the way
             raise KernelError("the memory of the pretended GPU cannot be protected")
 
 
@@ -86,11 +88,12 @@ class GpuMemory:
 
     def __init__(self) -> None:
         self._blocks: dict[int, GpuBlock] = {}
+        self._starts: list[int] = []  # their addresses in order; empty after a change
         self._allowed = OPEN
 
     def block(self, size: int, *, open_to_host: bool = False, lasts: bool = False) -> GpuBlock:
         """Return a new block, closed if the memory is."""
-        self._blocks = {at: one for at, one in self._blocks.items() if not one.is_gone}
+        self._keep(lambda one: not one.is_gone)
         if size + sum(one.size for one in self._blocks.values()) > MOST_BYTES:
             raise KernelError(f"a call with more than {MOST_BYTES >> 30} GiB is not emulated")
         made = GpuBlock(size, open_to_host=open_to_host, lasts=lasts)
@@ -99,18 +102,25 @@ class GpuMemory:
         self._blocks[made.address] = made
         return made
 
+    def _keep(self, is_kept: Callable[[GpuBlock], bool]) -> None:
+        self._blocks = {at: one for at, one in self._blocks.items() if is_kept(one)}
+        self._starts = []
+
     def forget(self) -> None:
         """Drop the blocks of a call."""
-        self._blocks = {at: one for at, one in self._blocks.items() if one.lasts}
+        self._keep(lambda one: one.lasts)
 
     def release(self, place: int) -> bool:
         """Drop the block that begins here; False if there is none."""
+        self._starts = []
         return self._blocks.pop(place, None) is not None
 
     def find(self, place: int, size: int = 1) -> GpuBlock | None:
         """Return the block around a stretch of memory."""
-        blocks = self._blocks.values()
-        return next((one for one in blocks if one.holds(place, size) and not one.is_gone), None)
+        self._starts = self._starts or sorted(self._blocks)
+        at = bisect.bisect_right(self._starts, place) - 1
+        one = self._blocks[self._starts[at]] if at >= 0 else None
+        return one if one is not None and one.holds(place, size) and not one.is_gone else None
 
     def memories(self) -> list[LaunchMemory]:
         """Return what a launch may touch."""
@@ -124,6 +134,19 @@ class GpuMemory:
     def opened(self) -> AbstractContextManager[None]:
         """Open the memory inside, for a launch or a copy."""
         return self._set(OPEN)
+
+    @contextlib.contextmanager
+    def opened_at(self, *places: int | None) -> Iterator[None]:
+        """Open the blocks around some places inside, for a copy: there may be many others."""
+        found = [] if self._allowed == OPEN else [self.find(place or 0) for place in places]
+        closed = [one for one in found if one is not None and not one.open_to_host]
+        for one in closed:
+            one.protect(OPEN)
+        try:
+            yield
+        finally:
+            for one in closed:
+                one.protect(CLOSED)
 
     @contextlib.contextmanager
     def _set(self, allowed: int) -> Iterator[None]:
@@ -421,7 +444,7 @@ class HipRuntime:
     def _fill(self, place: int | None, value: int, size: int) -> int:
         if size and self.memory.find(place or 0, size) is None:
             raise KernelError("hipMemset writes outside of the call's memory")
-        with self.memory.opened():
+        with self.memory.opened_at(place):
             ctypes.memset(place or 0, value & 255, size)
         return 0
 
@@ -432,7 +455,7 @@ class HipRuntime:
                 raise KernelError(f"hipMemcpy {word} outside of the GPU's memory")
         if size and not (to and of):
             raise KernelError("hipMemcpy gets a null pointer")
-        with self.memory.opened():
+        with self.memory.opened_at(to, of):
             move(to or 0, of or 0, size)
         return 0
 
