@@ -39,8 +39,8 @@ def port(
     ),
     prove: bool = option(
         False,
-        "Execute the ported kernels on emulated GPUs (--target; default: gfx942), and "
-        "compare them with their problems.",
+        "Execute the ported kernels and programs on emulated GPUs (--target; default: "
+        "gfx942), and compare the kernels with their problems.",
     ),
     problems: Path | None = option(
         None,

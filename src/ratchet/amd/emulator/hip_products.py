@@ -21,9 +21,8 @@ KINDS: Final = {
     1000: torch.float8_e4m3fnuz, 1001: torch.float8_e5m2fnuz,
 }  # fmt: skip
 """Types by their numbers in hipDataType."""
-RELU, BIAS, BIAS_GRADIENT, GELU, GRADIENT, KEEP, SUM_A, SUM_B, SWISH = (
-    *(2, 4, 16, 32, 64, 128, 256, 512, 65536),
-)
+RELU, BIAS, BIAS_GRADIENT, GELU = 2, 4, 16, 32
+GRADIENT, KEEP, SUM_A, SUM_B, SWISH = 64, 128, 256, 512, 65536
 """Bits of an epilogue; 1 is none. With GRADIENT, aux is what KEEP left, and is read."""
 KNOWN: Final = 1 | RELU | BIAS | BIAS_GRADIENT | GELU | GRADIENT | KEEP | SUM_A | SUM_B | SWISH
 NOT_SUPPORTED: Final = 2
