@@ -117,7 +117,6 @@ MORE_EXAMPLES = (
     "test_a_family_learns_in_bf16[bf16_master-moe",
     "test_a_family_learns_in_bf16[bf16_master-gpt2",
     "test_it_gains_nothing_and_ends_with_the_candidate[True]",
-    "test_agrees_with_float64[portable_narrow",
     "test_a_kernel_of_the_docs_is_right[squared_relu]",
     "test_equal_sides_agree[gpt2",
     "test_equal_sides_agree[vit",

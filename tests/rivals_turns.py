@@ -60,8 +60,8 @@ def candidates_work() -> dict[tuple[int, int], int]:
     """Nanoseconds on a core of each thread of the candidates that this process has started."""
     ours = families.family(os.getpid(), enclosed=True)
     heads = [pid for pid in ours if runs_candidate(pid)]
-    pids = {pid for head in heads for pid in families.family(head)}
-    return {thread: done[0] for thread, done in families.work_done([*pids]).items()}
+    work = families.work_done([*families.family(*heads)])
+    return {thread: done[0] for thread, done in work.items()}
 
 
 def runs_candidate(pid: int) -> bool:

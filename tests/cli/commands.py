@@ -9,6 +9,9 @@ from ratchet.cli import main
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.trial.kernel_trial import why_no_kernels
 
+HEEDING = ("env", "--default-signal=INT,HUP,TERM")
+"""Starts a command that heeds signals; what runs the tests may ignore some, and pass that on."""
+
 
 def compiler_is_there() -> bool:
     try:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import HEEDING
 
 from ratchet.base.git import git
 from ratchet.cli import process as signals
@@ -25,8 +26,6 @@ name = "endless"
 command = ['{sys.executable}', "bench.py"]
 """
 AUTHOR = ("-c", "user.name=me", "-c", "user.email=me@example.org")
-HEEDING = ("env", "--default-signal=INT,HUP,TERM")
-"""What runs the tests may ignore a signal, and pass that on."""
 COMMANDS = {
     "watch": ("watch", "--suite", "suite.toml", "--base", "HEAD~1"),
     "compare": (

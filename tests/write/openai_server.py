@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import pytest
 
 Behaviour = Callable[["Handler", dict[str, Any]], None]
 
@@ -89,7 +92,10 @@ def serving(*script: Behaviour) -> Iterator[OpenAIServer]:
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield served
+        with pytest.MonkeyPatch.context() as patch:
+            # A client takes 40 ms to read the machine's certificates, and needs none here.
+            patch.setattr(ssl.SSLContext, "load_verify_locations", lambda *_, **__: None)
+            yield served
     finally:
         served.over.set()
         server.shutdown()

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import needs_judge
+from commands import HEEDING, needs_judge
 
 from ratchet.base.ledger import Ledger
 
@@ -40,7 +40,7 @@ PROBLEM = Problem(
 def started(folder: Path, *words: str) -> subprocess.Popen[str]:
     environment = os.environ | {"RATCHET_LEDGER": str(folder / "ledger.db")}
     return subprocess.Popen(
-        [sys.executable, "-m", "ratchet.cli", *WORDS, *words],
+        [*HEEDING, sys.executable, "-m", "ratchet.cli", *WORDS, *words],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,

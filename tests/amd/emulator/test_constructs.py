@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile.hip_compiler import HipBinary, compile_whole, find_hip
+from ratchet.amd.emulator import hip_runtime, linking
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.hip_loading import HipProgram
 from ratchet.amd.profile import hip_interface
@@ -138,9 +139,19 @@ def built(target: str, folder: Path) -> HipBinary:
     return compile_whole([source], ARCHITECTURES[target], [f"-I{source.parent}"])
 
 
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All constructs lie in one assembly text: it is taken apart once, and not for each."""
+    monkeypatch.setattr(hip_runtime, "KernelTexts", cache(hip_runtime.KernelTexts))
+    monkeypatch.setattr(linking, "device_variables", cache(linking.device_variables))
+
+
 @pytest.mark.parametrize("target", ["gfx942", "gfx1100"])
 def test_constructs_do_what_their_names_say(
-    target: str, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+    target: str,
+    read_once: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = built(target, tmp_path_factory.mktemp(target))
     form = ResultForm(shape=(64,), dtype=torch.float32, device=torch.device("cpu"))

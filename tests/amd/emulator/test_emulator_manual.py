@@ -9,6 +9,8 @@ import itertools
 import math
 import re
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import manual_vector as manual
 import pytest
@@ -30,24 +32,31 @@ OTHERWISE = ("v_div_scale", "v_div_fmas", "v_mbcnt", "v_bitop3", *manual.LITERAL
 def check(name: str, definition: manual.Definition, units: int = 0, suffix: str = "") -> None:
     """Compare every lane's results on every target that has the instruction."""
     form, function = definition
-    sources = form.partition(":")[2]
+    results, _, sources = form.partition(":")
+    kinds = sources.replace("q", form[0]).replace("m", "u")
+
+    @cache
+    def defined(bits: tuple[int, ...]) -> tuple[list[Any], list[int]] | None:
+        """Operands and the results' bits, for all targets; None where the manual leaves it open."""
+        values = [read(word, kind) for word, kind in zip(bits, kinds, strict=True)]
+        if units and is_beyond(name, values):
+            return None
+        answer = function(*values)
+        answers = zip(results, answer if isinstance(answer, tuple) else (answer,), strict=True)
+        return values, [int(one) & 1 if to == "m" else written(one, to) for to, one in answers]
+
     for target in (one for one in TARGETS if has(one, name)):
         one = laid(name, form, target, f"{name} {suffix}", suffix)
         found = ran(one, target)
         for lane, bits in enumerate(zip(*one.values, strict=True)):
-            kinds = sources.replace("q", form[0]).replace("m", "u")
-            values = [read(word, kind) for word, kind in zip(bits, kinds, strict=True)]
-            if units and is_beyond(name, values):
+            if (of := defined(bits)) is None:
                 continue
-            answer = function(*values)
-            answers = answer if isinstance(answer, tuple) else (answer,)
-            for (letter, _), words, wanted in zip(one.results, found, answers, strict=True):
+            for (letter, _), words, expected in zip(one.results, found, of[1], strict=True):
                 given = words[lane] & ((1 << WIDTHS.get(letter, 1)) - 1)
-                expected = int(wanted) & 1 if letter == "m" else written(wanted, letter)
                 if name.startswith(("v_sin", "v_cos")) and is_near(given, expected, letter):
                     continue
                 assert same(given, expected, letter, units), (
-                    f"{target} {name}{suffix} of {values} ({[hex(word) for word in bits]}): "
+                    f"{target} {name}{suffix} of {of[0]} ({[hex(word) for word in bits]}): "
                     f"{given:#x}, not {expected:#x}"
                 )
 

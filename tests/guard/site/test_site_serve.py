@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import HEEDING
 from commands_guard import mistake
 from history_rows import noisy, rows
 from site_crawler import crawl
@@ -139,13 +140,16 @@ def test_mistakes_are_told_in_a_line(
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    words = [sys.executable, "-m", "ratchet.cli", "site", "--serve", "--port", "0", "--json"]
-    words += ["--ledger", str(tmp_path / "ledger.db")]
+    words = ["-m", "ratchet.cli", "site", "--serve", "--port", "0", "--json"]
+    words = [*HEEDING, sys.executable, *words, "--ledger", str(tmp_path / "ledger.db")]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None and run.stderr is not None
-        text = ""
-        while not text.rstrip().endswith("}"):
-            text += run.stdout.readline()
-        assert json.loads(text)["url"].startswith("http://127.0.0.1:")
-        run.send_signal(number)
-        assert (run.wait(60), run.stderr.read().count("\n")) == (code, 1)
+        try:
+            text = ""
+            while not text.rstrip().endswith("}"):
+                text += run.stdout.readline()
+            assert json.loads(text)["url"].startswith("http://127.0.0.1:")
+            run.send_signal(number)
+            assert (run.wait(60), run.stderr.read().count("\n")) == (code, 1)
+        finally:
+            run.kill()

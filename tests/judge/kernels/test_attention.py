@@ -30,6 +30,8 @@ VARIANTS = {
 }
 NEEDS = {"avx512_bf16": "avx512_bf16", "avx512": "avx512f", "avx2": "fma"}
 SLOW = ("amx_emulated", "portable_narrow")
+MORE = {"portable_narrow": [pytest.mark.thorough]}
+"""test_library_problems runs the portable code at its own width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +68,7 @@ MORE_SIZES = (
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=gemm_variants.variant_of(isa).marks)
+        pytest.param(name, marks=[*gemm_variants.variant_of(isa).marks, *MORE.get(name, [])])
         for name, (isa, _) in VARIANTS.items()
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,7 @@ def spread(kernels: list[honest_kernels.Honest], count: int) -> list[honest_kern
     return [kernels[place * len(kernels) // count] for place in range(count)]
 
 
+@cache
 def compiled() -> list[honest_kernels.Honest]:
     return honest_kernels.honest_kernels(with_python=False)
 

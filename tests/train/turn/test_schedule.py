@@ -7,15 +7,16 @@ import os
 import random
 import re
 import tempfile
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from simulated_turns import CEILINGS, NO_BF16, MadeUpArm, World, run
 
 from ratchet.base.errors import RatchetError
+from ratchet.train.turn import schedule as turn_schedule
 from ratchet.train.turn.optimize_result import OptimizeResult
 from ratchet.train.turn.schedule import (
     CLOSING,
@@ -174,11 +175,16 @@ def test_a_turn_may_end_with_its_proof(tmp_path: Path) -> None:
     assert "budget" not in " ".join(one.reason for one in result.changes)
 
 
-def test_what_is_inside_counts_for_itself() -> None:
+def test_what_is_inside_counts_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [50.0]
+    monkeypatch.setattr(turn_schedule, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     clock = TurnSchedule(budget_s=100.0)
-    with clock.doing("outer"), clock.doing("inner"):
-        time.sleep(0.02)
-    assert clock.took_s["inner"] >= 0.02 > clock.took_s["outer"]
+    with clock.doing("outer"):
+        now_s[0] += 1.0
+        with clock.doing("inner"):
+            now_s[0] += 4.0
+        now_s[0] += 2.0
+    assert (clock.took_s["outer"], clock.took_s["inner"]) == (3.0, 4.0)
 
 
 def test_arms_that_start_stand_still_while_a_pair_is_timed(

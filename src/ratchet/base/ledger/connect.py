@@ -6,6 +6,7 @@ becomes one line with the remedy.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -323,14 +324,22 @@ def _create(engine: Engine) -> None:
     with engine.begin() as connection:
         if engine.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_CREATING)))
-        # The version's table first: it distinguishes a half-made ledger from another database.
-        first = schema.schema_version
-        others = [table for table in schema.metadata.sorted_tables if table is not first]
-        for table in (first, *others):
-            connection.execute(CreateTable(table, if_not_exists=True))
-            for index in sorted(table.indexes, key=lambda index: str(index.name)):
-                connection.execute(CreateIndex(index, if_not_exists=True))
+        for statement in _statements(engine.url.drivername):
+            connection.exec_driver_sql(statement)
         connection.execute(insert(schema.schema_version).values(**_version_row()))
+
+
+@functools.cache
+def _statements(driver: str) -> tuple[str, ...]:
+    """Return what creates missing tables and indexes; compiling it takes most of a new ledger."""
+    # The version's table first: it distinguishes a half-made ledger from another database.
+    first, found = schema.schema_version, list[CreateTable | CreateIndex]()
+    for table in (first, *(one for one in schema.metadata.sorted_tables if one is not first)):
+        found.append(CreateTable(table, if_not_exists=True))
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            found.append(CreateIndex(index, if_not_exists=True))
+    dialect = URL.create(driver).get_dialect()()
+    return tuple(str(one.compile(dialect=dialect)) for one in found)
 
 
 def _version_row() -> dict[str, object]:

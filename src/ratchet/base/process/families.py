@@ -95,20 +95,20 @@ def read_state(pid: int) -> ProcessState | None:
     )
 
 
-def family(root: int, *, enclosed: bool = False) -> dict[int, ProcessState]:
-    """Every living process of the family of `root`, by pid. Zombies are left out.
+def family(*roots: int, enclosed: bool = False) -> dict[int, ProcessState]:
+    """Every living process of the families of `roots`, by pid. Zombies are left out.
 
     One that is `enclosed` has a process namespace of its own, or is trusted to keep its orphans:
     all of its family are descendants, and the rest of the machine's processes need not be read.
     """
     if enclosed and _lists_children():
-        return _descendants(root)
+        return _descendants(*roots)
     states = [read_state(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     alive = [state for state in states if state is not None]
     children: dict[int, list[ProcessState]] = {}
     for state in alive:
         children.setdefault(state.parent, []).append(state)
-    waiting = [s for s in alive if root in (s.pid, s.group, s.session)]
+    waiting = [s for s in alive if not {s.pid, s.group, s.session}.isdisjoint(roots)]
     found: dict[int, ProcessState] = {}
     while waiting:
         state = waiting.pop()
@@ -124,10 +124,10 @@ def _lists_children() -> bool:
     return os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
 
 
-def _descendants(root: int) -> dict[int, ProcessState]:
-    """A process and its descendants, as exact as proc(5) promises it: while none of them runs."""
+def _descendants(*roots: int) -> dict[int, ProcessState]:
+    """Processes and their descendants, as exact as proc(5) promises it: while none of them runs."""
     found: dict[int, ProcessState] = {}
-    waiting = [root]
+    waiting = [*roots]
     while waiting:
         pid = waiting.pop()
         state = read_state(pid)

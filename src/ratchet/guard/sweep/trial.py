@@ -27,12 +27,7 @@ from typing import IO, Final
 import msgspec
 import numpy as np
 import torch
-import torch._dynamo
-import torch._inductor.compile_fx
-import transformers.modeling_utils  # noqa: F401  the greater part of what each model imports
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
-from torch._inductor import config as inductor
 
 from ratchet.base.errors import told
 from ratchet.base.process import families
@@ -204,10 +199,13 @@ class _Trial:
         if found and ARMS[arm].precision == "fp32" and ROUNDED not in self._runs:
             self._failure(ROUNDED)
             found = self._apart(arm)
-        if found and inductor.fallback_by_default:
-            with inductor.patch({name: not value for name, value in QUICK.items()}):
-                why = self._failure(arm)
-            found = [f"{arm}: {why}"] if why else self._apart(arm)
+        if found:
+            from torch._inductor import config
+
+            if config.fallback_by_default:
+                with config.patch({name: not value for name, value in QUICK.items()}):
+                    why = self._failure(arm)
+                found = [f"{arm}: {why}"] if why else self._apart(arm)
         if found:
             self._shown(arm)
         return found
@@ -274,7 +272,10 @@ def _reference(arm: str) -> str:
 
 def _ran(name: str, arm: str, device: torch.device) -> _Ran:
     """Run an arm's steps from a fresh model."""
-    torch._dynamo.reset()
+    from torch import _dynamo
+    from torch._dynamo.utils import counters
+
+    _dynamo.reset()
     counters.clear()
     workload = tiny_hf(name, device)
     if arm == ROUNDED:
@@ -338,6 +339,9 @@ WARM_FROM, WARM_TYPE = 6, "qwen3"
 
 def main() -> None:
     """Try the types of the request in order."""
+    import torch._inductor.compile_fx  # noqa: F401
+    import transformers.modeling_utils  # noqa: F401  the greater part of what each model imports
+
     request = msgspec.json.decode(sys.argv[1], type=SweepRequest)
     began_s = time.monotonic()
     if len(request.types) >= WARM_FROM:
@@ -356,19 +360,23 @@ def warm_up(request: SweepRequest) -> None:
 
     It runs on one thread: a fork must not miss those of a pool.
     """
+    from torch import _dynamo
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with contextlib.suppress(Exception), inductor_settings(request):  # its row will tell
         for arm in ("kernels", "bf16"):
             run_arm(WARM_TYPE, arm, device=torch.device(request.device))
-    torch._dynamo.reset()
+    _dynamo.reset()
     torch.set_num_threads(threads)
 
 
 def inductor_settings(request: SweepRequest) -> AbstractContextManager[object]:
     """Return a context in which eager torch and Inductor draw the same random numbers."""
+    from torch._inductor import config
+
     patch = {"fallback_random": True, **(QUICK if request.quick else {})}
-    return torch._inductor.config.patch(patch)  # type: ignore[no-any-return]
+    return config.patch(patch)  # type: ignore[no-any-return]
 
 
 def in_a_fork(name: str, request: SweepRequest) -> TypeRow:
