@@ -212,6 +212,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Collect once what tests left: pytest does so twice, Python again, and they walk no more."""
+    gc.collect()
+    gc.freeze()
     if (told := getattr(session.config, "workeroutput", None)) is not None:
         told["left_out"] = session.config.stash.get(LEFT_OUT, 0)
 

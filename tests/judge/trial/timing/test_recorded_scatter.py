@@ -113,7 +113,10 @@ def test_a_gain_of_fifteen_per_cent_is_proven_in_the_first_look(
     assert 1.14 < np.median([one.found.ratio for one in found]) < 1.16
 
 
-@pytest.mark.parametrize(("most", "proven"), [(plan.GPU_MAX_CALLS, 20), (512, 0)])
+@pytest.mark.parametrize(
+    ("most", "proven"),
+    [(plan.GPU_MAX_CALLS, 20), pytest.param(512, 0, marks=pytest.mark.thorough)],
+)
 def test_a_gain_of_short_calls_is_more_than_a_shorter_round_trip(
     most: int, proven: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
