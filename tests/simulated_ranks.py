@@ -31,6 +31,7 @@ class Call:
     dtype: str = "BFloat16"
     ends: tuple[tuple[str, int], ...] = ()  # ("send", rank) and ("recv", rank)
     is_done: bool = False
+    met: set[object] = field(default_factory=set, init=False)  # Ends of it that came to their other
 
     @property
     def where(self) -> str:
@@ -156,19 +157,18 @@ class Job:
                 name, members = self.views[rank.number][call.family]
                 for key in _keys(rank.number, call, (name, members)):
                     counts[key] += 1
-                    if not call.is_done:
+                    if not call.is_done and key not in call.met:
                         came[(key, counts[key])].append((rank, call, is_free))
                 is_free = is_free and call.is_done
         moved = False
-        parts: dict[int, int] = defaultdict(int)
         for (key, _), calls in came.items():  # type: ignore[misc]
             size = 2 if key[0] == "pair" else len(key[2])
             alike = {(c.operation * (not c.ends), c.size, c.dtype) for _, c, _ in calls}
             if len(calls) == size and len(alike) == 1 and all(free for *_, free in calls):
                 for _, call, _ in calls:
-                    parts[id(call)] += 1
-                    if parts[id(call)] == max(1, len(call.ends)):
-                        call.is_done = moved = True
+                    call.met.add(key)
+                    call.is_done = len(call.met) == max(1, len(call.ends))
+                    moved = True
         return moved
 
     def write(self, folder: Path) -> Path:

@@ -59,8 +59,11 @@ LIMITS: dict[str, str] = {
     r"DeepSeek-V2 236B": "one version of its configuration recomputes 14 of a stage's 15 layers, "
     "which the row does not tell",
     r"DeepSeek-V2": "streams of products, each synchronised with the host (Primus names both)",
-    r"Qwen3 30B.*FP8-CS": "casts and permutations of 64 small experts are kernels of their own",
-    r"GPT-OSS": "attention with sinks and experts with biases: their kernels' rates are not known",
+    r"Qwen3 30B.*FP8-CS": "casts of 16 small experts a device are kernels of their own, each "
+    "launched by the host: 33 ms a layer",
+    r"GPT.OSS": "attention with sinks and experts with biases: their kernels' rates are not known",
+    r"B.00 .*MXFP8|B200.*FP8-MX": "each expert's casts and products are launched by the host, how "
+    "fast is not known",
 }
 """What limits the prediction of a row, by words of its id and its own text."""
 

@@ -94,8 +94,13 @@ def _of(row: dict[str, str]) -> Swept:
     )
 
 
-def fastest(asked: PlanQuestion, layout: Layout, open_to: tuple[str, ...]) -> Layout:
-    """Return the fastest layout that fits, of those that agree with one but for some fields."""
+def fastest(
+    asked: PlanQuestion, layout: Layout, open_to: tuple[str, ...], told_bytes: float = 0.0
+) -> Layout:
+    """Return the fastest layout that fits, of those that agree with one but for some fields.
+
+    If the memory of a device is told, it is the layout that comes nearest to it.
+    """
     every = layouts_of(asked)
     alike = np.ones(len(every), dtype=bool)
     given = columns([layout])
@@ -103,6 +108,9 @@ def fastest(asked: PlanQuestion, layout: Layout, open_to: tuple[str, ...]) -> La
         if one.name not in open_to:
             alike &= getattr(every, one.name) == getattr(given, one.name)[0]
     found = evaluate(asked, every.take(alike))
+    if told_bytes and alike.any():
+        apart = np.abs(found.memory.total + RESERVED_BYTES - told_bytes)
+        return found.layouts.row(int(np.argmin(apart)))
     fits = np.flatnonzero(found.memory.total <= room_bytes(asked.cluster))
     if not len(fits):
         return layout

@@ -52,6 +52,10 @@ DEVICES = {
 }  # fmt: skip
 HBM2E = r"H100.*(500W|96GB)"
 """The H100 of torchtitan's benchmarks: held to 500 W, with 96 GB at 2.4 TB/s."""
+CASTS = {r"B.00.*FP8-CS": 5.0, r"FP8-CS": 6.0, r"MXFP8|FP8-MX": 4.0}
+"""Bytes that Transformer Engine moves for an element that it casts, by the row's device and recipe:
+current scaling reads it for its largest value and again, and writes it, on Hopper in both orders;
+blocks need no such pass, but both orders."""
 PRECISIONS = {r"nvfp4": "nvfp4", r"mxfp4": "mxfp4", r"mxfp8|fp8-mx": "mxfp8", r"fp8|float8": "fp8"}
 APART = {
     r"floor": "a floor that a cluster must pass, no measurement",
@@ -69,9 +73,23 @@ KEPT = {
 """Checkpointing by words of a row that does not tell it, as the configurations have it:
 NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs/*/*_workload_base_configs.py @0426418,
 NVIDIA-NeMo/Automodel examples/benchmark/configs @037e04a, torchtitan's default."""
-ONCE = r"DeepEP|(DeepSeek-V3|Qwen3 30B|GB.00.*Qwen3 235B).*Megatron-Bridge"
+ONCE = (
+    r"DeepEP|(DeepSeek-V3|Qwen3 30B|GB.00.*Qwen3 235B).*Megatron-Bridge"
+    r"|Primus.*\+(launch opt|MBS14|VPP3|sync-free1)"
+)
 """Rows whose exchange of tokens sends each of them once to a node: so the row, or Megatron-Bridge's
-configurations of 2026, which name DeepEP or HybridEP. Those of 2025 were not found."""
+configurations of 2026, which name DeepEP or HybridEP (those of 2025 were not found), or Primus's
+steps behind DeepEP, which its README adds up."""
+UNFUSED = r"primus.*(deepseek[- ]?v2|mixtral)|mi325x-llama3.1-8b"
+"""Rows whose products do not add to fp32 gradients: `gradient_accumulation_fusion` is false in
+AMD-AGI/Primus examples/megatron/configs/*/ and examples/moe_package/configs @fd1eeab. The sum reads
+a bf16 gradient and the fp32 one and writes the latter."""
+TOLD = {"primus-mi355x-mixtral-8x22b": {"global_batch": "256"}}
+"""What a row's page tells and its columns leave out: 3,260 tokens/s in steps of 10.052 s on 64
+devices are 256 sequences."""
+SECOND_TOKEN = 255e9
+"""Operations a token from which a row of DeepSeek-V3 counts the layer that predicts a second token,
+by the row's own TFLOP/s and tokens/s: 249e9 without (its page says so), 260e9 with."""
 REFUSED = {
     r"mamba|zebra": "layers of state-space or linear attention, which no plan knows",
     r"deepseek[- ]?v4": "attention over compressed keys, whose sizes the row does not tell",
@@ -193,7 +211,14 @@ def of_product(own: str, line: dict[str, str]) -> ProductRow:
     )  # fmt: skip
 
 
+def unfused(stack: Stack, text: str) -> Stack:
+    """Return a stack in which a kernel of its own adds gradients, if the row's does so."""
+    alone = re.search(UNFUSED, text, re.I)
+    return replace(stack, gradient_traffic=2.0, accumulated_bytes=10.0) if alone else stack
+
+
 def of_run(own: str, line: dict[str, str]) -> Row:
+    line = line | TOLD.get(own, {})
     name = match(NAMES, line["model"])
     assert name, line["model"]
     stack = STACKS["torch" if own.startswith("titan") else "megatron"]
@@ -201,6 +226,7 @@ def of_run(own: str, line: dict[str, str]) -> Row:
         stack = replace(stack, flash=False, sequence_parallel=line["seq_parallel"] == "1")
     if own.startswith("mtnlg"):
         stack = STACKS["deepspeed"]
+    stack = unfused(stack, f"{own} {name}")
     if "asynctp" in own:
         stack = replace(stack, overlap_tensor=0.5)
     checkpointing = line["recompute"] or ("full" if own.startswith("mtnlg") else "")
@@ -245,8 +271,15 @@ def of_throughput(own: str, line: dict[str, str]) -> Row:
     if "AsyncTP" in line["other"] or "tp-comm-overlap" in line["other"]:
         stack = replace(stack, overlap_tensor=0.5)
     whole = f"{line['gpu']} {line['model']} {framework} {line['other']}"
+    stack = unfused(stack, f"{framework} {line['model']}")
+    recipe = next((one for one in CASTS if re.search(one, whole + line["precision"])), "")
+    if recipe and "Megatron" in framework:
+        stack = replace(stack, cast_bytes=CASTS[recipe])
     if re.search(ONCE, whole):
         stack = replace(stack, sends_once=True)
+    told_flops = float(tflops) * 1e12 / float(tokens) if tokens and tflops else 0.0
+    if name == "deepseek-v3" and told_flops > SECOND_TOKEN:
+        shape = replace(shape, layers=shape.layers + 1, predicted=2)
     kept = next((one for one in ("full", "selective", "none") if one in line["act_ckpt"]), "")
     kept = kept or match(KEPT, whole) or ""
     open_to: tuple[str, ...] = ()
@@ -311,7 +344,9 @@ def made(
         if evaluate(asked, columns([layout])).memory.total[0] <= room_bytes(cluster):
             break
     if open_to:
-        layout = fastest(asked, layout, tuple(open_to))
+        used = re.match(r"([\d.]+) G(i?)B", line.get("mem_per_gpu") or "")
+        told_bytes = float(used[1]) * (GIB if used[2] else 1e9) if used else 0.0
+        layout = fastest(asked, layout, tuple(open_to), told_bytes)
     tokens = batch * shape.sequence
     step_s = {"iteration_time": measured, "tokens_per_s_per_gpu": tokens / count / (measured or 1)}
     held = own.startswith("throughput")

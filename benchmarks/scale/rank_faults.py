@@ -19,13 +19,13 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from simulated_ranks import SCRIPT, Call, Job, Rank
+from simulated_ranks import LINES, SCRIPT, Call, Job, Rank
 
 from ratchet.base.errors import RanksError
 from ratchet.scale.ranks.dumps import read_dumps
@@ -112,8 +112,8 @@ def skipped(job: Job, rank: int, family: str, line: int) -> Fault:
     return Fault(job=job, rank=rank, operation=made.operation, line=line)
 
 
-def changed(job: Job, rank: int, family: str, line: int, **values: Any) -> Fault:
-    was = job.change(rank, job.find(rank, family, line), **values)
+def changed(job: Job, rank: int, of: str, line: int, **values: Any) -> Fault:
+    was = job.change(rank, job.find(rank, of, line), **values)
     return Fault(job=job, rank=rank, operation=values.get("operation", was.operation), line=line)
 
 
@@ -250,6 +250,210 @@ def exchange_stuck(draw: Draw) -> Fault:
     return stopped(job, some(draw, job), "EP", DISPATCH)
 
 
+REPLICAS, RING, SAVE, EVALUATE = 51, 16, 95, 61
+"""Lines of the reduction among replicas, of a ring's step, of a checkpoint and of an evaluation."""
+
+
+@dataclass(kw_only=True)
+class HybridJob(Job):
+    """A job that shards among `shards` replicas and reduces among these groups (HSDP).
+
+    Gathers are coalesced; with `ring`, replicas of a shard also pass keys and values around.
+    """
+
+    shards: int = 2
+    ring: bool = False
+
+    def _made_groups(self, world: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        made = list(super()._made_groups(world))
+        yield from made
+        for members in (members for family, members in made if family == "DP"):
+            for start in range(0, len(members), self.shards):
+                yield "SHARD", members[start : start + self.shards]
+            for place in range(self.shards):
+                yield "REPLICA", members[place :: self.shards]
+
+    def _program(self, rank: int) -> Iterator[Call]:
+        own = self.place(rank)[1] // self.shards
+        for call in super()._program(rank):
+            if call.family == "DP":
+                if call.line == GATHER:
+                    yield replace(call, family="SHARD", size=256,
+                                  operation="all_gather_into_tensor_coalesced")  # fmt: skip
+                else:
+                    yield replace(call, family="SHARD")
+                    yield replace(call, family="REPLICA", operation="all_reduce",
+                                  line=call.line + 20)  # fmt: skip
+                continue
+            yield call
+            if self.ring and (call.family, call.line) == ("TP", TP):
+                first = rank - (self.place(rank)[1] - own * self.shards) * self.tensor
+                members = [first + one * self.tensor for one in range(self.shards)]
+                at = members.index(rank)
+                ends = (("send", members[(at + 1) % self.shards]), ("recv", members[at - 1]))
+                yield Call(family="SHARD", operation="ring", line=RING, function="ring", ends=ends)
+
+    def document(self, rank: Rank) -> dict[str, Any]:
+        """Return a dump in which a coalesced gather has a tensor for each 64 elements."""
+        document = super().document(rank)
+        for entry in document["entries"]:
+            if entry["profiling_name"].endswith("tensor_coalesced"):
+                entry["input_sizes"] = [[64]] * (entry["input_sizes"][0][0] // 64)
+        return document
+
+
+def hybrid(draw: Draw, **given: Any) -> HybridJob:
+    """Return a job of 8 to 64 ranks with shards inside replicas."""
+    data, tensor, pipeline = draw.choice([(4, 2, 1), (8, 2, 1), (4, 2, 2), (8, 2, 4), (4, 4, 4)])
+    return HybridJob(data=data, tensor=tensor, pipeline=pipeline, **given)
+
+
+def no_replicas(draw: Draw) -> Fault:
+    job = hybrid(draw)
+    return skipped(job, some(draw, job), "REPLICA", REPLICAS)
+
+
+def no_shards(draw: Draw) -> Fault:
+    job = hybrid(draw, ahead=draw.choice([0, 2]))
+    return stopped(job, some(draw, job), "SHARD", GATHER)
+
+
+def wrong_group(draw: Draw) -> Fault:
+    """A rank reduces among its shards what belongs among the replicas."""
+    job = hybrid(draw)
+    return changed(job, some(draw, job), "REPLICA", REPLICAS, family="SHARD")
+
+
+def fewer_tensors(draw: Draw) -> Fault:
+    """A rank leaves a tensor out of a coalesced gather."""
+    job = hybrid(draw)
+    return changed(job, some(draw, job), "SHARD", GATHER, size=192)
+
+
+def two_ahead(draw: Draw) -> Fault:
+    """A rank leaves out a micro-batch of two collectives, so it is two ahead."""
+    job = NestedJob(data=draw.choice([4, 8, 16]), pipeline=1, experts=1, micro_batches=3)
+    rank = some(draw, job)
+    place = job.find(rank, "TP", TP - 1)
+    del job.ranks[rank].program[place : place + 2]
+    return Fault(job=job, rank=rank, operation="all_reduce", line=TP - 1)
+
+
+def data_ended(draw: Draw) -> Fault:
+    """A rank's data ends a step before that of others, and it waits at the end of the script."""
+    job = hybrid(draw)
+    rank = some(draw, job, stage=0)
+    place = job.find(rank, "TP", TP - 1, step=2)
+    last = Call(family="WORLD", operation="barrier", line=SAVE, size=1)
+    job.ranks[rank].program[place:] = [last]
+    return Fault(job=job, rank=rank, operation="all_reduce", line=TP - 1)
+
+
+def saves_alone(draw: Draw) -> Fault:
+    """A rank waits in a barrier of its checkpoint, which the others do not write."""
+    job = hybrid(draw)
+    rank = some(draw, job, stage=0)
+    place = job.find(rank, "TP", TP - 1, step=2)
+    made = Call(family="WORLD", operation="barrier", line=SAVE, size=1, function="save")
+    job.ranks[rank].program.insert(place, made)
+    return Fault(job=job, rank=rank, operation="barrier", line=SAVE)
+
+
+def wrong_stage(draw: Draw) -> Fault:
+    """A rank sends to the stage after the next one."""
+    job = NestedJob(data=2, tensor=2, pipeline=4, experts=1)
+    rank = some(draw, job, stage=0)
+    far = 2 * job.data * job.tensor
+    return changed(job, rank, "PP", SEND, ends=(("send", rank + far),))
+
+
+def receive_size(draw: Draw) -> Fault:
+    job = deep(draw)
+    return changed(job, some(draw, job, stage=1), "PP", RECV, size=32)
+
+
+def one_more(draw: Draw) -> Fault:
+    """A rank of the last stage waits for a micro-batch more than there are."""
+    job = deep(draw, experts=1)
+    rank = some(draw, job, stage=job.pipeline - 1)
+    place = job.find(rank, "PP", LINES["backward"] + 3)
+    own = job.ranks[rank].program
+    receive = next(call for call in own if call.line == RECV)
+    own.insert(place, replace(receive))
+    return Fault(job=job, rank=rank, operation="recv", line=RECV)
+
+
+def made_otherwise(draw: Draw) -> Fault:
+    """A rank makes two of its groups in the other order, so their names are exchanged."""
+    job = hybrid(draw)
+    rank = some(draw, job)
+    own = job.views[rank]
+    (first, tensors), (second, shards) = own["TP"], own["SHARD"]
+    own["TP"], own["SHARD"] = (second, tensors), (first, shards)
+    return Fault(job=job, rank=rank, operation="all_reduce", line=TP - 1)
+
+
+def killed(draw: Draw) -> Fault:
+    """Linux kills a rank, Slurm names its task, and two ranks that are well leave no dump."""
+    job = hybrid(draw)
+    rank, *lost = draw.sample(range(len(job.ranks)), 3)
+    for one in (rank, *lost):
+        job.ranks[one].dump = "none"
+
+    def log(folder: Path) -> None:
+        (folder / "slurm-17.out").write_text(
+            f"srun: error: node{rank // 8}: task {rank}: Killed\n"
+            "srun: launch/slurm: _step_signal: Terminating StepId=17.0\n"
+        )
+
+    return stopped(job, rank, "SHARD", BUCKET, beside=log, silent=tuple(lost))
+
+
+def half_a_ring(draw: Draw) -> Fault:
+    """A rank sends its keys on and does not receive those of the rank before it."""
+    job = HybridJob(data=draw.choice([4, 8]), tensor=2, pipeline=1, shards=4, ring=True,
+                    is_batched=True)  # fmt: skip
+    rank = some(draw, job)
+    place = job.find(rank, "SHARD", RING)
+    ends = job.ranks[rank].program[place].ends[:1]
+    job.change(rank, place, ends=ends)
+    return Fault(job=job, rank=rank, operation="send", line=RING)
+
+
+def each_micro_batch(draw: Draw) -> Fault:
+    """A rank reduces its gradients after each micro-batch, others once a step."""
+    job = HybridJob(data=draw.choice([4, 8, 16]), tensor=2, pipeline=1)
+    rank = some(draw, job)
+    place = job.find(rank, "TP", TP - 1) + 2
+    own = job.ranks[rank].program
+    first = job.find(rank, "SHARD", BUCKET - 1)
+    own[place:place] = [replace(one) for one in own[first : first + 4]]
+    return Fault(job=job, rank=rank, operation="_reduce_scatter_base", line=BUCKET - 1)
+
+
+def evaluates(draw: Draw) -> Fault:
+    """A rank evaluates where the others train: forward passes alone, from other lines."""
+    job = HybridJob(data=draw.choice([4, 8, 16]), tensor=4, pipeline=1)
+    rank = some(draw, job)
+    own, place = job.ranks[rank].program, job.find(rank, "TP", TP - 1)
+    end = job.find(rank, "SHARD", BUCKET - 1)
+    own[place:end] = [
+        replace(call, line=EVALUATE + call.line - TP + 1, function="evaluate")
+        for call in own[place:end]
+        if call.line <= TP
+    ]
+    return Fault(job=job, rank=rank, operation="all_reduce", line=EVALUATE)
+
+
+def device_stops(draw: Draw) -> Fault:
+    """A rank's device does not begin an exchange that the others' began."""
+    job = nested(draw, has_timing=True, ahead=2)
+    rank = some(draw, job)
+    place = job.find(rank, "EP", DISPATCH)
+    job.ranks[rank].device_stops_at = place
+    return Fault(job=job, rank=rank, operation="all_to_allv", line=DISPATCH)
+
+
 FAULTS: dict[str, Callable[[Draw], Fault]] = {
     "exits in a forward pass": exits,
     "skips a collective of one of its groups": skips_of_many,
@@ -269,6 +473,22 @@ FAULTS: dict[str, Callable[[Draw], Fault]] = {
     "groups inside groups, 64 ranks": nested_groups,
     "skips an exchange of experts": exchange,
     "stuck before an exchange of experts": exchange_stuck,
+    "skips a reduction among replicas": no_replicas,
+    "stuck before a gather of shards": no_shards,
+    "reduces in a wrong group": wrong_group,
+    "a tensor less in a coalesced gather": fewer_tensors,
+    "two collectives ahead": two_ahead,
+    "its data ends a step early": data_ended,
+    "saves alone": saves_alone,
+    "sends to a wrong stage": wrong_stage,
+    "receives another size": receive_size,
+    "receives a micro-batch more": one_more,
+    "makes its groups in another order": made_otherwise,
+    "killed, and other dumps are lost": killed,
+    "half a step of a ring": half_a_ring,
+    "reduces after each micro-batch": each_micro_batch,
+    "evaluates while others train": evaluates,
+    "a device that stops at an exchange": device_stops,
 }
 
 

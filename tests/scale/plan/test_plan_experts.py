@@ -128,6 +128,50 @@ def test_a_token_sent_once_goes_to_the_nodes_that_its_router_allows() -> None:
     assert anywhere / once == pytest.approx(5.25 / 4, rel=0.05)
 
 
+def test_an_all_to_all_in_a_mesh_takes_what_was_told_of_one() -> None:
+    layout = Layout(dp=8, ep=8, micro_batch=2)
+    found = times(find_shape("mixtral-8x22b"), "mi355x:8x1", layout).experts[0]
+    # Two of 384 MiB take 3.913 ms (EXCHANGE_MESH); 56 layers of 2 micro-batches have four each.
+    assert found / (2 * 56) == pytest.approx(2 * 3.913e-3, rel=0.02)
+
+
+def test_latent_attention_costs_its_own_products() -> None:
+    layout = Layout(dp=64, ep=64)
+    whole = replace(DEEPSEEK, latent_rank=0, query_rank=0)
+    more = (
+        times(whole, "gb200:64", layout).compute[0] - times(DEEPSEEK, "gb200:64", layout).compute[0]
+    )
+    weights = whole.attention_parameters - DEEPSEEK.attention_parameters
+    flops = 4 * 61 * 6.0 * weights * DEEPSEEK.sequence
+    assert 187e6 < DEEPSEEK.attention_parameters < 188e6  # arXiv:2412.19437, section 4.2
+    assert more == pytest.approx(flops / parse_cluster("gb200:64").products["bf16"].per_s, rel=0.15)
+
+
+def test_the_output_layer_takes_the_place_of_the_layers_that_the_last_stage_lacks() -> None:
+    layout, few = Layout(dp=8, pp=16), replace(DEEPSEEK, vocabulary=1024)
+    # 61 layers make fifteen stages of 4 and one of 1; 64 make sixteen of 4.
+    assert times(DEEPSEEK, "h100:8x16", layout).compute == times(few, "h100:8x16", layout).compute
+    even, few = replace(DEEPSEEK, layers=64), replace(few, layers=64)
+    assert times(even, "h100:8x16", layout).compute > times(few, "h100:8x16", layout).compute
+
+
+def test_a_second_token_takes_the_output_layer_again() -> None:
+    twice = replace(DEEPSEEK, predicted=2)
+    more = twice.flops_per_token - DEEPSEEK.flops_per_token
+    assert more == 6 * DEEPSEEK.vocabulary * DEEPSEEK.hidden
+    assert times(twice, "h100:8x8", Layout(dp=64)).compute > (
+        times(DEEPSEEK, "h100:8x8", Layout(dp=64)).compute
+    )
+
+
+def test_gradients_of_experts_with_few_tokens_wait_for_their_fp32_sums() -> None:
+    h100, one = parse_cluster("h100:8x1"), np.array([1.0])
+    few, many = ((16 * one, 2048 * one, 1536 * one, rows * one) for rows in (256.0, 65536.0))
+    summed, written = (float(grouped_s(h100, *few, 0, moved)[0]) for moved in (8.0, 2.0))
+    assert summed > 1.3 * written
+    assert grouped_s(h100, *many, 0, 8.0) == grouped_s(h100, *many, 0, 2.0)
+
+
 def test_the_fullest_rank_sets_the_time() -> None:
     even = times(DEEPSEEK, "h100:8x8", Layout(dp=64, ep=64))
     skewed = times(replace(DEEPSEEK, imbalance=1.5), "h100:8x8", Layout(dp=64, ep=64))

@@ -32,6 +32,9 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     [
         "a dtype of an exchange", "skips an exchange of experts", "waits for its data",
         "exits in a forward pass", "stuck, and a healthy rank's dump is empty",
+        "two collectives ahead", "sends to a wrong stage", "makes its groups in another order",
+        "half a step of a ring", "a tensor less in a coalesced gather", "saves alone",
+        "receives a micro-batch more", "killed, and other dumps are lost",
     ],
 )  # fmt: skip
 def test_an_injected_fault_is_found_and_no_healthy_rank_accused(

@@ -27,6 +27,9 @@ SUSTAINED_MEMORY: Final = 0.898
 """Share of the paper bandwidth that a copy sustains: 3,007 of 3,350 GB/s, on the same H100."""
 COLLECTIVE: Final = 0.8
 """Share of a link's one-way bandwidth that large collectives reach. An assumption: calibrate it."""
+EXCHANGE_MESH: Final = 0.335
+"""The same of an all-to-all in a full mesh: two of 384 MiB among eight MI355X in 3.913 ms, of which
+seven eighths leave a device with 537.6 GB/s (AMD-AGI/Primus, projection.md @fd1eeab)."""
 NETWORK_BYTES_PER_S: Final[dict[str, tuple[float, str]]] = {
     "A100": (25e9, "200 Gb/s a GPU, arXiv:2104.04473, section 5"),
     "B300": (100e9, "800 Gb/s a GPU: a ConnectX-8 each, glennklockwood.com/garden/processors/B300"),
@@ -81,6 +84,7 @@ class PlannedCluster:
     units: int  # Compute units or multiprocessors, among which a product's tiles are dealt out
     power_w: float
     collective: float = COLLECTIVE
+    exchange: float = COLLECTIVE  # The share of a node's links that an all-to-all reaches
     by_inner: tuple[tuple[float, float], ...] = ()
     """Inner sizes of measured products and the share of `products` that these reach beside the
     model's own terms; between two sizes it follows the size's logarithm."""
@@ -152,8 +156,12 @@ def parse_cluster(
 
 def _device(word: str) -> CatalogueDevice:
     devices = load().devices
-    fitting = [name for name in devices if name.lower().split()[0] == word]
-    fitting = fitting or [name for name in devices if name.lower().replace(" ", "-") == word]
+    words = {name: re.findall(r"\w+", name.lower()) for name in devices}
+    fitting = [name for name, own in words.items() if own[0] == word]
+    asked = word.split("-")  # a100-80gb, h100-sxm: its first word and some of the others
+    fitting = fitting or [
+        name for name, own in words.items() if own[0] == asked[0] and {*asked} <= {*own}
+    ]
     linked = [name for name, one in devices.items() if one.get("fabric_egress")]
     if not fitting or fitting[0] not in linked:
         short = [name.lower().split()[0] for name in linked]
@@ -206,6 +214,7 @@ def _cluster(
         units=int(device.number("compute_units") or device.number("sms") or 108),
         power_w=power_w,
         host=int(device.number("host_devices") or 0),
+        exchange=EXCHANGE_MESH if _is_mesh(device) else COLLECTIVE,
         grouped=tuple(GROUPED_AMD[NARROW.get(one, one)] for one in PRECISIONS)
         if amd
         else (GROUPED,) * len(PRECISIONS),

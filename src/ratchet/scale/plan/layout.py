@@ -161,6 +161,9 @@ class Stack:
     overlaps_data: bool = True
     """True if gradients are reduced while the backward pass runs, not behind it."""
     reduced_bytes: float = 4.0  # Bytes of a gradient that is reduced among replicas
+    gradient_traffic: float = 2.0
+    """Bytes moved for a weight's gradient by the product that makes it: 8 if it adds to fp32 ones
+    (Megatron-LM's gradient accumulation fusion)."""
     accumulated_bytes: float = 0.0
     """Bytes moved to add a micro-batch's gradient to those before it; 0 if the product does it."""
     splits_sends: bool = True
@@ -178,9 +181,12 @@ STACKS: Final = {
     for stack in (
         Stack(name="torch", ampere_attention=True),
         Stack(name="torch-eager", ampere_attention=True, logit_traffic=42.0),
-        Stack(name="megatron", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True),
         Stack(
-            name="megatron-deepep", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True, sends_once=True
+            name="megatron", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True, gradient_traffic=8.0
+        ),
+        Stack(
+            name="megatron-deepep", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True,
+            gradient_traffic=8.0, sends_once=True,
         ),
         Stack(name="megatron-2022", flash=False, logit_bytes=6.0, overlaps_data=False),
         Stack(

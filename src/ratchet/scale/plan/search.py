@@ -134,15 +134,18 @@ def make_asked(
     ):
         if word is not None and word not in known:
             raise PlanError(f"{name} {word!r} is unknown: use one of {', '.join(known)}")
+    precisions = tuple(dict.fromkeys(precisions))
     lacking = [one for one in precisions if one not in cluster.products]
-    if lacking:
+    if lacking or not precisions:
         raise PlanError(
-            f"{cluster.device} has no {lacking[0]} products: use {', '.join(cluster.products)}"
+            f"{cluster.device} has no {(*lacking, '')[0] or 'nameless'} products: use "
+            f"{', '.join(cluster.products)}"
         )
     if batch is None:
-        wanted = max(1, BATCH_TOKENS // shape.sequence)
-        # A multiple of what divides among the replicas of most layouts.
-        batch = max(cluster.world, 2 ** (wanted - 1).bit_length())
+        wanted = max(cluster.world, BATCH_TOKENS // shape.sequence)
+        # A power of two times the odd part of the devices divides among most layouts' replicas.
+        odd = cluster.world // (cluster.world & -cluster.world)
+        batch = odd * 2 ** (-(-wanted // odd) - 1).bit_length()
     return PlanQuestion(
         shape=shape, cluster=cluster, stack=stack, batch=batch, precisions=precisions,
         micro_batches=MICRO_BATCHES if micro_batch is None else (micro_batch,),
@@ -173,7 +176,7 @@ def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
         for pp in _stages(shape, cluster.world // tp) if not cluster.world % tp else ():
             most = max(1, min(cluster.world // (tp * pp), shape.sequence // 1024))
             for cp in (2**one for one in range(most.bit_length())):
-                if cluster.world % (tp * pp * cp) or shape.sequence % (2 * cp):
+                if cluster.world % (tp * pp * cp) or not _splits(shape, cp):
                     continue
                 dp = cluster.world // (tp * pp * cp)
                 if asked.batch % dp:
@@ -183,6 +186,11 @@ def _parts(asked: PlanQuestion) -> Iterator[Layouts]:
                     degrees = Layout(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep)
                     if len(found := _choices(asked, degrees)):
                         yield found
+
+
+def _splits(shape: Shape, cp: int) -> bool:
+    """Return whether a sequence makes two equal parts for each context parallel rank."""
+    return cp == 1 or not shape.sequence % (2 * cp)
 
 
 def _stages(shape: Shape, ranks: int) -> list[int]:
@@ -337,7 +345,14 @@ def _check(asked: PlanQuestion, layout: Layout) -> None:
             f"ep={layout.ep} does not divide the {layout.dp} data-parallel ranks, among which it "
             "spreads experts: change one of them"
         )
-    if layout.ep > 1 and (not shape.experts or shape.experts % layout.ep):
+    if not _splits(shape, layout.cp):
+        raise PlanError(
+            f"{layout.words()} does not split a sequence of {shape.sequence} tokens into "
+            f"{2 * layout.cp} equal parts: change cp or --sequence"
+        )
+    if layout.ep > 1 and not shape.experts:
+        raise PlanError(f"{shape.name} has no experts to spread: leave ep out")
+    if layout.ep > 1 and shape.experts % layout.ep:
         raise PlanError(
             f"ep={layout.ep} does not divide the {shape.experts} experts of {shape.name}: change it"
         )

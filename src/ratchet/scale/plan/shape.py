@@ -7,9 +7,10 @@ workload (`llama-60m`) or a Hugging Face configuration (`hf:llama`, `hf:FOLDER`)
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ratchet.base.errors import PlanError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 PREFIX: Final = "hf:"
+Split = Literal["columns", "inner", ""]  # The size of a product that tensor parallelism divides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +49,8 @@ class Shape:
     window: int = 0  # Tokens back to which the attention of `windowed` layers sees
     windowed: int = 0  # Layers whose attention sees a window alone
     most_nodes: int = 0  # Nodes among which the experts of a token lie at most; 0 if any may
+    predicted: int = 1
+    """Tokens that each one predicts: the second takes the output layer again (DeepSeek-V3)."""
     imbalance: float = 1.0  # Tokens of the fullest rank's experts over those of the mean
     frozen: bool = False  # True if low-rank adapters are trained, too small to count, and no weight
 
@@ -88,18 +92,27 @@ class Shape:
     @property
     def attention_parameters(self) -> int:
         """Return the weights of one layer's attention."""
+        return sum(columns * inner for columns, inner, _ in self.projections)
+
+    @property
+    def projections(self) -> tuple[tuple[int, int, Split], ...]:
+        """Return attention's products with weights: columns, inner size, and which is split.
+
+        Latent attention takes keys, values and queries through a low rank; the turned part of the
+        keys is one for all heads (arXiv:2405.04434, section 2.1 and appendix C).
+        """
         inner = self.heads * self.head_dim
-        if self.latent_rank:
-            # Keys, values and queries go through a low rank; the turned part of the keys is one
-            # for all heads (arXiv:2405.04434, section 2.1 and appendix C).
-            down = self.hidden * (self.latent_rank + self.turned_dim)
-            up = self.latent_rank * 2 * inner
-            queries = self.heads * (self.head_dim + self.turned_dim)
-            asked = queries * self.hidden
-            if self.query_rank:
-                asked = (self.hidden + queries) * self.query_rank
-            return asked + down + up + inner * self.hidden
-        return self.hidden * (2 * inner + 2 * self.kv_heads * self.head_dim)
+        out: tuple[int, int, Split] = (self.hidden, inner, "inner")
+        if not self.latent_rank:
+            return (inner + 2 * self.kv_heads * self.head_dim, self.hidden, "columns"), out
+        queries = self.heads * (self.head_dim + self.turned_dim)
+        down = self.query_rank + self.latent_rank + self.turned_dim
+        return (
+            (down, self.hidden, ""),
+            (queries, self.query_rank or self.hidden, "columns"),
+            (2 * inner, self.latent_rank, "columns"),
+            out,
+        )
 
     @property
     def attention_inner(self) -> float:
@@ -151,7 +164,7 @@ class Shape:
             self.layers * self.attention_parameters
             + dense * self.dense_parameters
             + self.moe_layers * (visited + self.shared_parameters)
-            + self.vocabulary * self.hidden
+            + self.predicted * self.vocabulary * self.hidden
         )
 
     @property
@@ -285,6 +298,26 @@ _PUBLISHED: Final = (
 )  # fmt: skip
 SHAPES: Final[dict[str, Shape]] = {shape.name: shape for shape in _PUBLISHED}
 """Published models by name."""
+RELEASES: Final = re.compile(
+    r"(?<=llama-3)\.[123]|(?<=llama3)\.[123]|^meta-|-17b-16e|"
+    r"-(instruct|chat|base|hf|it|fp8|bf16|v0\.\d|\d{4})(?![^-])"
+)
+"""Parts of a name in which releases of one size differ."""
+ALIKE: Final = {"deepseekr1": "deepseek-v3", "deepseekv31": "deepseek-v3"}
+"""Models of another one's sizes (arXiv:2501.12948, and the configuration of V3.1)."""
+
+
+def _published(name: str) -> Shape | None:
+    """Return the published model that a name from a hub means, in whatever case and release."""
+
+    def plain(text: str) -> str:
+        return re.sub("[^a-z0-9]", "", text)
+
+    own = RELEASES.sub("", name.rpartition("/")[2].lower())
+    named = ALIKE.get(plain(own))
+    # Qwen's names end in the active parameters, which are often left out.
+    fitting = [one for one in SHAPES if plain(one) == plain(own) or one.startswith(f"{own}-a")]
+    return SHAPES[named or fitting[0]] if named or len(fitting) == 1 else None
 
 
 def find_shape(name: str, *, sequence: int | None = None) -> Shape:
@@ -297,6 +330,9 @@ def find_shape(name: str, *, sequence: int | None = None) -> Shape:
     return found if sequence is None else replace(found, sequence=sequence)
 
 
+BUILT_IN: Final = ("llama", "gpt2", "moe")  # Families of built-in workloads that a plan knows
+
+
 def _of_workload(name: str) -> Shape:
     from ratchet.train.workloads.names import known
 
@@ -305,9 +341,12 @@ def _of_workload(name: str) -> Shape:
 
         return of_config(name, read_config(name.removeprefix(PREFIX))[0])
     family = name.partition("-")[0]
-    if name in known() and family in ("llama", "gpt2", "moe"):
+    if name in known() and family in BUILT_IN:
         return _of_built_in(name)
-    near = difflib.get_close_matches(name, [*SHAPES, *known()], n=3)
+    if found := _published(name):
+        return found
+    planned = [one for one in known() if one.partition("-")[0] in BUILT_IN]
+    near = difflib.get_close_matches(name.lower(), [*SHAPES, *planned], n=3)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise PlanError(
         f"no shape is known for the model {name!r}: {hint}give one of {', '.join(SHAPES)}, a "

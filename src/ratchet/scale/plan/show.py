@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from markupsafe import Markup
@@ -25,11 +25,13 @@ from ratchet.base.show.figures import Plot, Series, TrackRow, around, dots, from
 from ratchet.base.show.page import render_page
 from ratchet.base.show.words import show_bandwidth, show_bytes, show_flops, show_share, show_time
 from ratchet.scale.plan import POWER_SHARE, Answered, SavedBy, Trainable, Trainables
-from ratchet.scale.plan.calibrate import CheckedPlan
 from ratchet.scale.plan.cluster import PlannedCluster, Rate
 from ratchet.scale.plan.commands import jobset, slurm, torchrun, torchrun_lines
 from ratchet.scale.plan.layout import CHECKPOINTINGS, PRECISIONS, SHARDINGS, Layouts
 from ratchet.scale.plan.search import MEMORY_PARTS, TIME_PARTS, LayoutPlan, room_bytes
+
+if TYPE_CHECKING:  # its module imports torch, for which a plan would wait
+    from ratchet.scale.plan.calibrate import CheckedPlan
 
 MOST_ROWS: Final = 12  # Plans on the terminal; the page and --json have all
 MOST_BARS: Final = 6

@@ -102,12 +102,15 @@ def times(
     layer = _layer(shape, cluster, layouts, tokens, stack)
     head = _head(shape, cluster, layouts, tokens, stack)
     per_stage = np.ceil(shape.layers / layouts.pp)
+    fewer = per_stage * layouts.pp - shape.layers  # layers that the last stage lacks
     sent = stack.element_bytes / 2  # the formulas below are of bf16
     tensor = sent * _tensor(shape, cluster, layouts, tokens) * (1 - stack.overlap_tensor)
     context = _context(shape, cluster, layouts, sent * tokens, layer)
     experts = sent * _experts(shape, cluster, layouts, tokens, stack)
     again = _recomputed(layouts, layer, stack.flash)
     full = (layouts.checkpointing == FULL).astype(float)
+    # Where the last stage has fewer layers, the output layer takes their place.
+    head = np.maximum(head - fewer * (layer.forward + layer.backward + again), 0.0)
     compute = per_stage * (layer.forward + layer.backward) + head
     recompute = per_stage * again
     exchanged = per_stage * tensor * (1 + 0.5 * full)
@@ -161,16 +164,18 @@ def grouped_s(
     columns: Floats,
     inner: Floats,
     precision: Integers | int = 0,
+    result_bytes: float = 2.0,
 ) -> Floats:
     """Return the seconds of as many products [rows, inner] x [inner, columns] in one launch.
 
     Their tiles share the units; as groups differ in size, half a tile of each one's rows is idle.
-    One expert is a product like any other.
+    One expert is a product like any other. `result_bytes` are moved for an element of the result.
     """
     tiles = experts * np.ceil(rows / TILE_ROWS) * np.ceil(columns / TILE_COLUMNS)
     share = _filled(cluster, tiles, inner) * np.array(cluster.grouped)[precision]
     flops = 2.0 * experts * (rows + TILE_ROWS / 2) * columns * inner
-    traffic = 2.0 * experts * (rows * inner + inner * columns + rows * columns)
+    traffic = 2.0 * (rows * inner + inner * columns) + result_bytes * rows * columns
+    traffic = experts * traffic
     busy = flops / (_rates(cluster)[precision] * share)
     grouped = np.maximum(busy, traffic / cluster.memory.per_s) + LAUNCH_S
     alone = product_s(cluster, rows, columns, inner, precision)
@@ -198,10 +203,11 @@ def _layer(
     tp = layouts.tp.astype(float)
     kind = layouts.precision
     hidden = np.full_like(tp, shape.hidden)
-    inner = shape.heads * shape.head_dim / tp
-    keys = shape.kv_heads * shape.head_dim / tp
-    products = product_s(cluster, tokens, inner + 2 * keys, hidden, kind)
-    products = products + product_s(cluster, tokens, hidden, inner, kind)
+    products = np.zeros_like(tp)
+    for columns, inner, split in shape.projections:
+        width = columns / (tp if split == "columns" else np.ones_like(tp))
+        deep = inner / (tp if split == "inner" else np.ones_like(tp))
+        products = products + product_s(cluster, tokens, width, deep, kind)
     moe = shape.moe_layers / shape.layers
     wide = shape.products - 1.0
 
@@ -215,7 +221,7 @@ def _layer(
         products = products + moe * mlp(tokens, shape.shared_intermediate / tp)
     attention_f, attention_b = _attention(shape, cluster, layouts, tokens, stack)
     moved = _moved_s(shape, cluster, layouts, tokens, stack)
-    routed_f, routed_b, launched = _routed(shape, cluster, layouts, tokens)
+    routed_f, routed_b, launched = _routed(shape, cluster, layouts, tokens, stack)
     forward = products + moe * routed_f + attention_f + moved
     backward = _backward(shape) * products + moe * routed_b + attention_b + 1.5 * moved
     # What the host cannot launch in time, the device waits for.
@@ -232,7 +238,7 @@ def _backward(shape: Shape) -> float:
 
 
 def _routed(
-    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats
+    shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
 ) -> tuple[Floats, Floats, Floats]:
     """Return the routed experts' seconds forward and backward, and those of a layer's launches.
 
@@ -252,8 +258,9 @@ def _routed(
     forward = forward + grouped_s(cluster, own, rows, hidden, width, kind)
     inputs = grouped_s(cluster, own, rows, hidden, up, kind)
     inputs = inputs + grouped_s(cluster, own, rows, width, hidden, kind)
-    weights = grouped_s(cluster, own, hidden, up, rows, kind)
-    weights = weights + grouped_s(cluster, own, width, hidden, rows, kind)
+    moved = stack.gradient_traffic
+    weights = grouped_s(cluster, own, hidden, up, rows, kind, moved)
+    weights = weights + grouped_s(cluster, own, width, hidden, rows, kind, moved)
     casts = np.where(kind >= NARROW, EXPERT_CASTS, 0)
     launched = (LAYER_LAUNCHES + own * (EXPERT_LAUNCHES + casts)) * HOST_S
     backward = inputs if shape.frozen else inputs + weights
@@ -316,7 +323,7 @@ def _head(
     columns = shape.vocabulary / layouts.tp
     one = product_s(cluster, tokens, columns, np.full_like(tokens, shape.hidden))
     traffic = tokens * columns * stack.logit_traffic / cluster.memory.per_s
-    return np.asarray((1 + _backward(shape)) * one + traffic)
+    return np.asarray(shape.predicted * ((1 + _backward(shape)) * one + traffic))
 
 
 def _recomputed(layouts: Layouts, layer: Layer, flash: bool) -> Floats:
@@ -390,7 +397,8 @@ def _experts(
         to_nodes = np.minimum(to_nodes, shape.most_nodes or np.inf)
     one = 2.0 * tokens * shape.hidden * shape.imbalance / layouts.tp
     mesh = np.minimum((inside - 1) / 7.0, 1.0) if cluster.mesh else 1.0
-    fabric = cluster.fabric.per_s * np.maximum(mesh, 1e-9) * cluster.collective
+    reached = cluster.collective if stack.sends_once else cluster.exchange
+    fabric = cluster.fabric.per_s * np.maximum(mesh, 1e-9) * reached
     within = one * to_ranks * (inside - 1) / (inside if stack.sends_once else ranks) / fabric
     across = one * to_nodes * (nodes - 1) / nodes / (cluster.network.per_s * cluster.collective)
     hop = np.where(nodes > 1, NETWORK_HOP_S, HOP_S) * np.log2(np.maximum(ranks, 2.0))

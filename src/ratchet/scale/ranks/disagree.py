@@ -7,6 +7,7 @@ other ranks and in earlier steps. Where neither decides, both sides are named an
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -112,9 +113,34 @@ def _sides(
     if unusual > 0 >= usual and len(rest) == 1:
         return _Sides(odd=most, others=others, is_sure=True)
     is_sure = len(most) > len(rest[0]) or usual > 0 >= unusual
-    if not is_sure:  # the first rank is named first
+    if not is_sure:  # the first rank is named first, but for what other groups show
+        if len(rest) == 1:
+            seen = _elsewhere(job, group, sequence, most[0], key)
+            a, b = (seen[key(made[ranks[0]])] for ranks in (most, others))
+            if min(a, b) == 0 < max(a, b):
+                odd, even = (most, others) if b else (others, most)
+                return _Sides(odd=odd, others=even, is_sure=True)
         return _Sides(odd=most, others=others, is_sure=False)
     return _Sides(odd=others, others=most, is_sure=True)
+
+
+def _elsewhere(
+    job: Job, group: JobGroup, sequence: int, rank: int, key: Callable[[CollectiveCall], object]
+) -> Counter[object]:
+    """Return what ranks of like groups did at a number, of those that did alike before it."""
+
+    def before(own: dict[int, CollectiveCall]) -> list[object]:
+        numbers = range(max(1, sequence - FARTHEST_SKIP), sequence)
+        return [site(own[one].what) if one in own else None for one in numbers]
+
+    earlier = before(group.collectives[rank])
+    return Counter(
+        key(own[sequence])
+        for other in job.groups
+        if other.family == group.family and other is not group
+        for own in other.held
+        if sequence in own and before(own) == earlier
+    )
 
 
 def _shifted(
@@ -289,7 +315,7 @@ def members_disagree(job: Job) -> list[tuple[Disagreement, tuple[JobGroup, ...]]
             ranks = [rank for view in views for rank in view.members]
             overlap = len(ranks) > len(set(ranks))
             if overlap or not any(_has_worked(view) for view in views):
-                found.append((_views(views), tuple(views)))
+                found.append((_views(job, views), tuple(views)))
         elif not views[0].is_known and (left := _left_behind(views[0])):
             found.append((left, tuple(views)))
     return found
@@ -307,8 +333,23 @@ MAKE_ALIKE: Final = (
 )
 
 
-def _views(views: Sequence[JobGroup]) -> Disagreement:
-    """Return the finding of one name with several lists of members, the most common one last."""
+def _contradicted(job: Job, rank: int) -> int:
+    """Count the members of a rank's groups that list these groups otherwise, or not at all."""
+    dumps = {one: dump for one, dump in job.dumps.items() if not dump.is_gloo}
+    return sum(
+        theirs is None or (bool(theirs.ranks) and theirs.ranks != group.ranks)
+        for name, group in job.dumps[rank].groups.items()
+        for other in group.ranks
+        if other != rank and other in dumps
+        for theirs in [dumps[other].groups.get(name)]
+    )
+
+
+def _views(job: Job, views: Sequence[JobGroup]) -> Disagreement:
+    """Return the finding of one name with several lists of members, the most common one last.
+
+    Where no list is the most common one, the rank is wrong that most others contradict.
+    """
     views = sorted(views, key=lambda view: len(view.views))
     told, stacks = [], {}
     for view in views:
@@ -320,13 +361,18 @@ def _views(views: Sequence[JobGroup]) -> Disagreement:
             stacks[view.views[0]] = call.what.stack
     is_sure = len(views[-1].views) > sum(len(view.views) for view in views[:-1])
     blamed = views[:-1] if is_sure else views
+    ranks = sorted({rank for view in blamed for rank in view.views})
+    if not is_sure:
+        against = {rank: _contradicted(job, rank) for rank in ranks}
+        worst = [rank for rank in ranks if against[rank] == max(against.values())]
+        ranks = worst if len(worst) == 1 else ranks
     return Disagreement(
         kind="members",
         group=views[0].title,
         sequence=1,
         said=f"ranks disagree on the group's members: {', '.join(told)}",
         remedy=MAKE_ALIKE,
-        ranks=tuple(sorted({rank for view in blamed for rank in view.views})),
+        ranks=tuple(ranks),
         stacks=stacks,
     )
 

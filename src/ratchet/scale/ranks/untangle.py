@@ -336,16 +336,21 @@ class _Told:
         left = [rank for kind, rank in source.nodes if kind == "rank" and rank in held]
         suspects = list(held) if len(held) <= MOST_SUSPECTS else left[:MOST_SUSPECTS]
         novel = {rank: new for rank in suspects if (new := self.waits.novelty(rank))}
-        is_sure = len(novel) == 1
-        named_first = list(novel) if is_sure else left or list(held)
+        told = {r: (_at(site(call.what)), _at(usual)) for r, (call, usual) in novel.items()}
+        if not told:  # the same calls as ever, but with another rank
+            told = {
+                rank: (f"{call.what.operation} at {call.what.where}", usual)
+                for rank, (one, call) in held.items()
+                if (usual := self.waits.other_end(rank, one.group, call))
+            }
+        is_sure = len(told) == 1
+        named_first = list(told) if is_sure else left or list(held)
         said = []
         for rank in named_first[:2]:
             one, call = held[rank]
             if is_sure:
-                made, usual = novel[rank]
-                said.append(
-                    f"rank {rank} called {_at(site(made.what))}, where {_at(usual)} is usual"
-                )
+                made, usual = told[rank]
+                said.append(f"rank {rank} called {made}, where {usual} is usual")
             missed = [meeting for meeting in meetings if rank in meeting.absent]
             whom = missed[0] if missed else one
             said.append(
@@ -361,7 +366,7 @@ class _Told:
             said="; ".join(said),
             remedy="call what they wait in in one order on every rank, and match every send with "
             "a receive",
-            ranks=tuple(sorted(novel if is_sure else held)),
+            ranks=tuple(sorted(told if is_sure else held)),
             stacks={rank: held[rank][1].what.stack for rank in named_first[:2]},
         )
 

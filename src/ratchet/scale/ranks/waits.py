@@ -151,6 +151,15 @@ class Waits:
                     return after[2], follows.most_common(1)[0][0][1]
         return None
 
+    def other_end(self, rank: int, group: JobGroup, call: CollectiveCall) -> str:
+        """Return what a rank sent or received at a call's line before; empty if just this."""
+        made = Counter(
+            one.what.operation
+            for one in group.p2p.get(rank, ())
+            if one is not call and site(one.what) == site(call.what)
+        )
+        return "" if not made or call.what.operation in made else made.most_common(1)[0][0]
+
     def _steps(self, rank: int) -> Counter[tuple[_Place, _Place]]:
         """Return how often each call of a rank followed each other one."""
         if rank not in self._known_steps:
