@@ -169,6 +169,24 @@ class Hostile:
         (pickle.dumps({"entries": [Hostile()]}), "which no dump does"),
         (pickle.dumps({"entries": [entry(1)]})[:-40], "cut short"),
         (pickle.dumps({"entries": [{"a": 1}]}), "damaged"),
+        *(
+            (
+                pickle.dumps(
+                    {
+                        "rank": 0,
+                        "entries": [
+                            {"profiling_name": "nccl:all_reduce", "collective_seq_id": 1, **one}
+                        ],
+                    }
+                ),
+                "damaged",
+            )
+            for one in (
+                {"input_sizes": [[None]]},
+                {"output_sizes": [[float("inf")]]},
+                {"collective_seq_id": float("inf")},
+            )
+        ),
         (pickle.dumps([1, 2]), "holds no entries"),
         (b"\x00\x01", "no flight-recorder dump"),
         (b"{not json", "no flight-recorder dump"),

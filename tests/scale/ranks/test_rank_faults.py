@@ -75,6 +75,20 @@ def test_dumps_of_an_earlier_run_are_told_and_left_out(faults: ModuleType, tmp_p
     assert all("is from an earlier run" in one for one in found.faults)
 
 
+def test_a_damaged_number_is_one_call_and_not_all_below_it(
+    faults: ModuleType, tmp_path: Path
+) -> None:
+    faults.stopped(faults.NestedJob(data=4, pipeline=1), 5, "DP", faults.BUCKET).job.run().write(
+        tmp_path
+    )
+    path = tmp_path / "nccl_trace_rank_2"
+    document = pickle.loads(path.read_bytes())
+    document["entries"][-1] |= {"collective_seq_id": 2**60, "input_dtypes": [7]}
+    path.write_bytes(pickle.dumps(document))
+    found = untangle(read_dumps([tmp_path]))  # once, this went through all numbers up to it
+    assert found.ranks == tuple(range(8)) and any(5 in one.ranks for one in found.found)
+
+
 def test_dumps_of_two_jobs_are_refused(faults: ModuleType, tmp_path: Path) -> None:
     said = faults.two_jobs(tmp_path)
     assert "are both of rank 0: give one run's dumps" in said

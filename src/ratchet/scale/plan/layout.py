@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ Precision = Literal["bf16", "fp8", "mxfp8", "mxfp4", "nvfp4"]
 SHARDINGS: Final[tuple[Sharding, ...]] = ("none", "optimizer", "full")
 CHECKPOINTINGS: Final = ("none", "selective", "full")
 PRECISIONS: Final[tuple[Precision, ...]] = ("bf16", "fp8", "mxfp8", "mxfp4", "nvfp4")
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "sharding": SHARDINGS, "checkpointing": CHECKPOINTINGS, "precision": PRECISIONS
+}  # fmt: skip
+"""Words of a layout, which columns of layouts hold by their places."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,13 +73,10 @@ class Layouts:
         return len(self.dp)
 
     def row(self, place: int) -> Layout:
-        values = {one.name: int(getattr(self, one.name)[place]) for one in fields(self)}
-        return Layout(
-            **{name: values[name] for name in ("dp", "tp", "pp", "vpp", "cp", "ep", "micro_batch")},
-            sharding=SHARDINGS[values["sharding"]],
-            checkpointing=CHECKPOINTINGS[values["checkpointing"]],
-            precision=PRECISIONS[values["precision"]],
-        )
+        values: dict[str, Any] = {
+            one.name: int(getattr(self, one.name)[place]) for one in fields(self)
+        }
+        return Layout(**values | {name: words[values[name]] for name, words in CHOICES.items()})
 
     def take(self, chosen: NDArray[np.bool_] | Integers) -> Layouts:
         """Return those that `chosen` marks or numbers."""
@@ -83,16 +84,13 @@ class Layouts:
 
 
 def columns(layouts: Iterable[Layout]) -> Layouts:
-    rows = [
-        (
-            one.dp, one.tp, one.pp, one.vpp, one.cp, one.ep, one.micro_batch,
-            SHARDINGS.index(one.sharding), CHECKPOINTINGS.index(one.checkpointing),
-            PRECISIONS.index(one.precision),
-        )
-        for one in layouts
-    ]  # fmt: skip
-    table = np.array(rows, dtype=np.int64).reshape(-1, len(fields(Layouts)))
-    return Layouts(**{one.name: table[:, at] for at, one in enumerate(fields(Layouts))})
+    rows = list(layouts)
+
+    def column(name: str) -> Integers:
+        values, words = [getattr(one, name) for one in rows], CHOICES.get(name)
+        return np.array([words.index(one) for one in values] if words else values, dtype=np.int64)
+
+    return Layouts(**{one.name: column(one.name) for one in fields(Layouts)})
 
 
 def join(parts: Iterable[Layouts]) -> Layouts:

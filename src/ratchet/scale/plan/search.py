@@ -13,7 +13,7 @@ from ratchet.base.errors import PlanError
 from ratchet.scale.plan.cluster import GIB, RESERVED_BYTES, PlannedCluster
 from ratchet.scale.plan.layout import (
     CHECKPOINTINGS,
-    PRECISIONS,
+    CHOICES,
     SHARDINGS,
     Floats,
     Layout,
@@ -128,12 +128,9 @@ def make_asked(
     Without a micro-batch, a checkpointing or a sharding all are tried. Raises PlanError for a
     precision that the device lacks, and for an unknown checkpointing or sharding.
     """
-    for name, word, known in (
-        ("checkpointing", checkpointing, CHECKPOINTINGS),
-        ("sharding", sharding, SHARDINGS),
-    ):
-        if word is not None and word not in known:
-            raise PlanError(f"{name} {word!r} is unknown: use one of {', '.join(known)}")
+    for name, word in (("checkpointing", checkpointing), ("sharding", sharding)):
+        if word is not None and word not in CHOICES[name]:
+            raise PlanError(f"{name} {word!r} is unknown: use one of {', '.join(CHOICES[name])}")
     precisions = tuple(dict.fromkeys(precisions))
     lacking = [one for one in precisions if one not in cluster.products]
     if lacking or not precisions:
@@ -221,8 +218,8 @@ def _with_choices(
     choices = {
         "micro_batch": list(micro_batches),
         **choices,
-        "checkpointing": [CHECKPOINTINGS.index(one) for one in asked.checkpointings],
-        "precision": [PRECISIONS.index(one) for one in asked.precisions],
+        "checkpointing": [CHOICES["checkpointing"].index(one) for one in asked.checkpointings],
+        "precision": [CHOICES["precision"].index(one) for one in asked.precisions],
     }
     grid = [one.ravel().astype(np.int64) for one in np.meshgrid(*choices.values(), indexing="ij")]
     same = columns([layout]).take(np.zeros(len(grid[0]), dtype=np.int64))
@@ -262,18 +259,24 @@ def plan(asked: PlanQuestion) -> Planned:
 
     Raises PlanError if none fits, with the smallest cluster of the same nodes on which one does.
     """
-    evaluated = evaluate(asked, layouts_of(asked))
-    fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
+    every = evaluate(asked, layouts_of(asked))
+    fits = _fitting(asked, every)
     if not len(fits):
-        raise PlanError(_fits_nowhere(asked, float(evaluated.memory.total.min())))
-    chosen = fits[front(evaluated.times.total[fits], evaluated.memory.total[fits])]
-    return Planned(
-        asked=asked,
-        counted=len(evaluated.layouts),
-        fitting=len(fits),
-        front=tuple(evaluated.plan(asked, int(place)) for place in chosen),
-        every=evaluated,
-    )
+        raise PlanError(_fits_nowhere(asked, float(every.memory.total.min())))
+    chosen = fits[front(every.times.total[fits], every.memory.total[fits])]
+    return _planned(asked, every, fits, chosen)
+
+
+def _fitting(asked: PlanQuestion, every: Evaluated) -> NDArray[np.int64]:
+    return np.flatnonzero(every.memory.total <= room_bytes(asked.cluster))
+
+
+def _planned(
+    asked: PlanQuestion, every: Evaluated, fits: NDArray[np.int64], chosen: NDArray[np.int64]
+) -> Planned:
+    plans = tuple(every.plan(asked, int(place)) for place in chosen)
+    counted = len(every.layouts)
+    return Planned(asked=asked, counted=counted, fitting=len(fits), front=plans, every=every)
 
 
 def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
@@ -283,21 +286,11 @@ def plan_degrees(asked: PlanQuestion, layout: Layout) -> Planned:
     if the degrees do not divide the batch or the model.
     """
     _check(asked, replace(layout, micro_batch=_micro_batches(asked, layout)[0]))
-    every = _with_choices(asked, layout, _micro_batches(asked, layout))
-    evaluated = evaluate(asked, every)
-    fits = np.flatnonzero(evaluated.memory.total <= room_bytes(asked.cluster))
-    best = (
-        fits[np.argmin(evaluated.times.total[fits])]
-        if len(fits)
-        else np.argmin(evaluated.memory.total)
-    )
-    return Planned(
-        asked=asked,
-        counted=len(every),
-        fitting=len(fits),
-        front=(evaluated.plan(asked, int(best)),),
-        every=evaluated,
-    )
+    every = evaluate(asked, _with_choices(asked, layout, _micro_batches(asked, layout)))
+    fits = _fitting(asked, every)
+    total = every.memory.total
+    best = fits[np.argmin(every.times.total[fits])] if len(fits) else np.argmin(total)
+    return _planned(asked, every, fits, np.array([best]))
 
 
 def _micro_batches(asked: PlanQuestion, layout: Layout) -> list[int]:

@@ -27,7 +27,7 @@ from ratchet.base.show.words import show_bandwidth, show_bytes, show_flops, show
 from ratchet.scale.plan import POWER_SHARE, Answered, SavedBy, Trainable, Trainables
 from ratchet.scale.plan.cluster import PlannedCluster, Rate
 from ratchet.scale.plan.commands import jobset, slurm, torchrun, torchrun_lines
-from ratchet.scale.plan.layout import CHECKPOINTINGS, PRECISIONS, SHARDINGS, Layouts
+from ratchet.scale.plan.layout import CHOICES, Layouts
 from ratchet.scale.plan.search import MEMORY_PARTS, TIME_PARTS, LayoutPlan, room_bytes
 
 if TYPE_CHECKING:  # its module imports torch, for which a plan would wait
@@ -445,7 +445,6 @@ def _trainable(one: Trainable) -> dict[str, object]:
     }
 
 
-WORDS = {"sharding": SHARDINGS, "checkpointing": CHECKPOINTINGS, "precision": PRECISIONS}
 ENDINGS = (".csv", ".json")
 
 
@@ -482,7 +481,7 @@ def layout_rows(answer: Answered) -> Iterator[dict[str, object]]:
         row: dict[str, object] = {}
         for field in fields(Layouts):
             value = int(getattr(found.layouts, field.name)[place])
-            row[field.name] = WORDS[field.name][value] if field.name in WORDS else value
+            row[field.name] = CHOICES[field.name][value] if field.name in CHOICES else value
         seconds = float(step_s[place])
         row |= {
             "micro_batches": int(found.micro_batches[place]),

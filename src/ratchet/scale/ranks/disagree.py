@@ -56,7 +56,7 @@ def parting(job: Job, group: JobGroup, *, is_troubled: bool) -> Disagreement | N
     branch and meet again.
     """
     soft: list[int] = []
-    for sequence in group.numbers():
+    for sequence in group.numbers:
         made = group.made(sequence)
         if len({id(call.what) for call in made.values()}) < 2:
             continue

@@ -238,7 +238,7 @@ def _dump(path: Path, raw: bytes, known: dict[object, Calling]) -> Dump:
             backends=frozenset(name.partition(":")[0] for name in names if ":" in name),
             is_whole=not entries or int(entries[0].get("record_id", 0)) <= 1,
         )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, IndexError) as error:
         raise RanksError(
             f"{path} is damaged (an entry is none that torch writes): dump again"
         ) from error
@@ -430,9 +430,11 @@ def _calling(
     key = (operation, inputs, outputs, dtypes, stack)
     found = known.get(key)
     if found is None:
+        sizes, made = (tuple(tuple(map(int, one)) for one in all_) for all_ in (inputs, outputs))
         found = known[key] = Calling(
-            operation=operation, inputs=inputs, outputs=outputs, dtypes=dtypes, stack=stack
-        )
+            operation=operation, inputs=sizes, outputs=made, dtypes=tuple(map(str, dtypes)),
+            stack=stack,
+        )  # fmt: skip
     return found
 
 

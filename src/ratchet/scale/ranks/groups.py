@@ -57,12 +57,11 @@ class JobGroup:
         """Return the collectives of the ranks that hold any."""
         return [own for own in self.collectives.values() if own]
 
-    def numbers(self) -> range:
+    @cached_property
+    def numbers(self) -> list[int]:
         """Return the numbers of collectives that can be compared: each rank keeps the last ones."""
-        if not self.held:
-            return range(0)
-        last = max(max(own) for own in self.held)
-        return range(max(min(own) for own in self.held), last + 1)
+        first = max((min(own) for own in self.held), default=0)
+        return sorted(n for n in set().union(*self.held) if n >= first)
 
     def made(self, sequence: int) -> dict[int, CollectiveCall]:
         """Return the call with this number of each rank that holds it."""

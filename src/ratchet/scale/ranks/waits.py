@@ -233,7 +233,7 @@ def _of_group(job: Job, group: JobGroup) -> Iterator[Meeting]:
 
 
 def _collectives(job: Job, group: JobGroup) -> Iterator[Meeting]:
-    numbers = group.numbers()
+    numbers = group.numbers
     open_ones = {
         sequence
         for own in group.collectives.values()
@@ -241,12 +241,13 @@ def _collectives(job: Job, group: JobGroup) -> Iterator[Meeting]:
         if not call.is_done
     }
     first_absent = {
-        max(numbers.start, group.last_number(rank) + 1)
+        numbers[place]
         for rank in group.collectives
         if rank not in group.blank
+        and (place := bisect_left(numbers, group.last_number(rank) + 1)) < len(numbers)
     }
     unknown = [rank for rank in group.members if rank not in group.collectives]
-    for sequence in sorted(open_ones | (first_absent & set(numbers))):
+    for sequence in sorted(open_ones | first_absent):
         here = group.made(sequence)
         absent = [rank for rank in group.absent(sequence) if rank not in here]
         if not here or (not absent and sequence not in open_ones):
