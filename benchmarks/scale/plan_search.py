@@ -52,7 +52,9 @@ SET_BY = {
 WORST = 10
 LIMITS: dict[str, str] = {
     r"power limited": "the watts to which it was limited are not told",
-    r"balancing=false|Llama 4 Scout": "the router was not balanced, by how much is not told",
+    r"balancing=false": "the router was not balanced, by how much is not told",
+    r"Llama 4 Scout": "nothing is recomputed, it says, for which it would need five times its "
+    "memory",
     r"LoRA": "adapters add small products, which are not counted",
     r"implied|own inference": "device, sequence, batch or model is the reader's inference",
     r"GitHub ROCm|secondary": "sequence, layout or batch is not told",
