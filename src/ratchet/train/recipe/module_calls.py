@@ -157,7 +157,11 @@ class ModuleCall:
             self._as_written = True
         if self._config.precision in AUTOCAST and not self._as_written:
             name = type(module).__name__
-            log.info("ratchet: %s computes in bf16, and passes in evaluation mode %s", name, STAY)
+            log.info(
+                "ratchet: %s computes in bf16; its passes in evaluation mode, and other models, %s",
+                name,
+                STAY,
+            )
         self._has_run = True
         return result
 
