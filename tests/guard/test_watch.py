@@ -18,7 +18,7 @@ from ratchet.base.show.page import render_page
 from ratchet.cli import main
 from ratchet.guard.history import gather
 from ratchet.guard.history.formats import write_results
-from ratchet.guard.watch import MARKER, junit_xml, markdown_comment, watch_page
+from ratchet.guard.watch import MARKER, junit_xml, markdown_comment, run_gate, watch_page
 from ratchet.guard.watch.suite import (
     SMOKE,
     Benchmark,
@@ -77,6 +77,25 @@ def test_a_slower_head_closes_the_gate(
     assert 'failures="0" errors="0" skipped="2"' in (tmp_path / "w.xml").read_text()
 
 
+def test_an_undecided_benchmark_gets_more_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_repository(tmp_path / "own", commits=2, slow_at=1, factor=1.12)
+    monkeypatch.chdir(tmp_path / "own")
+    monkeypatch.setenv("COUNTER", str(tmp_path / "counter"))
+    (tmp_path / "suite.toml").write_text(SUITE.partition('[[benchmark]]\nname = "again')[0])
+    assert _watch(tmp_path, "--base", "HEAD~1", "--pairs", "4") == 1
+    (found,) = json.loads(capsys.readouterr().out)["results"]
+    assert found["answer"] == "slower" and found["runs"] in (8, 16)
+    assert len(found["values"]["base"]) == len(found["values"]["head"]) == found["runs"]
+
+    suite, limits = read_suite(tmp_path / "suite.toml", tmp_path), Limits(time_s=0.0)
+    report = run_gate(tmp_path / "own", suite, limits, lambda name, runs: None, base="HEAD~1")
+    (first,) = report.results
+    assert first.answer == "undecided" and first.runs == 3, "these run whatever the time"
+    assert re.search(r": about \d+ more pairs would tell$", first.why)
+
+
 def test_a_benchmark_that_the_base_lacks_is_warned_of(
     repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,11 +142,11 @@ def test_the_newest_level_of_a_history_is_the_baseline(head: float, answer: str)
 
 def test_an_undecided_benchmark_names_its_cause() -> None:
     calm = _against("machine", noisy(3), head=0.102)
-    assert calm.why == "the interval holds what is allowed (2%): add pairs"
+    assert calm.why == "the interval holds what is allowed (2%): run the base too, with --base"
     wild = _against("machine", [0.1, 0.2, 0.4] * 10, head=0.2)
     assert wild.answer == "undecided"
     assert wild.why.startswith("the machine was too noisy (interval ")
-    assert wild.why.endswith("): add pairs")
+    assert wild.why.endswith("): run the base too, with --base")
 
 
 def test_a_quiet_history_says_not_slower() -> None:

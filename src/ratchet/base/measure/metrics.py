@@ -182,10 +182,18 @@ def _why(ratio: float, low: float, high: float, floor: Floor, allowed: float) ->
 
 
 def _more_pairs(pairs: int, centre: float, half: float, floor: Floor, allowed: float) -> int | None:
-    """Return the pairs still missing, as the interval shrinks with the root of their number."""
     distance = abs(centre + math.log1p(allowed)) if allowed > 0 else abs(centre)
     width = half if allowed > 0 else max(half, math.log(floor.high))
+    return more_pairs(pairs, width, distance)
+
+
+def more_pairs(pairs: int, half: float, distance: float) -> int | None:
+    """Return the pairs still missing, as an interval shrinks with the root of their number.
+
+    `half` is its half width, `distance` how far its centre is from the edge that it holds, both as
+    logarithms. None if no number of pairs that anybody runs would do.
+    """
     if distance <= 0:
         return None
-    needed = pairs * (width / distance) ** 2
+    needed = pairs * (half / distance) ** 2
     return max(2, math.ceil(needed - pairs)) if needed < TOO_MANY_PAIRS else None

@@ -236,7 +236,7 @@ class RunProgress(MovingLine):
     """A progress line for a suite of commands; silent when piped."""
 
     def __init__(self, runs: Mapping[str, int], *, console: Console | None = None) -> None:
-        """`runs` are the pairs or runs of each benchmark."""
+        """`runs` are the pairs or runs of each benchmark, as far as one knows before."""
         total = sum(runs.values())
         super().__init__("starting", total, BarColumn(bar_width=24), console=console)
         self._runs, self._done = runs, dict.fromkeys(runs, 0)
@@ -247,4 +247,6 @@ class RunProgress(MovingLine):
             self.move(name)
             return
         self._done[name] = runs
-        self.move(f"{name}: {runs} of {self._runs[name]} done", sum(self._done.values()))
+        planned = self._runs[name]
+        of = f" of {planned}" if runs <= planned else ", undecided so far,"
+        self.move(f"{name}: {runs}{of} done", sum(self._done.values()))

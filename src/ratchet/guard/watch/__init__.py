@@ -22,6 +22,7 @@ from ratchet.guard.history.csv_file import ImportDefaults
 from ratchet.guard.history.formats import read_results
 from ratchet.guard.history.plot import short_revision
 from ratchet.guard.watch.suite import (
+    LOOKS,
     BenchmarkResult,
     Limits,
     OnRun,
@@ -77,7 +78,7 @@ def run_gate(
         base=base,
         head=head,
         margin=suite.margin,
-        confidence=suite.confidence,
+        confidence=suite.confidence(1 if against is not None else LOOKS),
         results=tuple(results),
         notes=tuple(notes),
         advisory=advisory,

@@ -22,6 +22,7 @@ from ratchet.base.ledger.books import Better
 from ratchet.base.measure import ArmLeft, Ratio, Timing, noise_of
 from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import finite_exp, interval, t_quantile
+from ratchet.base.measure.metrics import more_pairs
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.show.words import parse_share
 from ratchet.guard.checkouts import Checkout, Checkouts
@@ -69,6 +70,8 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     build: str = ""  # Shell command that builds a checkout
     build_time_limit_s: Annotated[float, Meta(gt=0, le=sys.float_info.max)] = 3600.0
     pairs: Annotated[int, Meta(ge=3)] = 20
+    """Pairs of the first look at a benchmark. Each of up to two more doubles them if it is still
+    undecided."""
     fail_if_slower: str = "2%"
     benchmark: Annotated[list[Benchmark], Meta(min_length=1)]
 
@@ -83,10 +86,9 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Return the share by which the head may be slower."""
         return parse_share(self.fail_if_slower, "fail_if_slower")
 
-    @property
-    def confidence(self) -> float:
-        """Return the confidence of each interval that makes 95 % for all of them together."""
-        return confidence_of(0.05, among=len(self.benchmark))
+    def confidence(self, looks: int) -> float:
+        """Return the confidence of each interval that makes 95 % for all looks at all of them."""
+        return confidence_of(0.05, looks=looks, among=len(self.benchmark))
 
     def pairs_of(self, one: Benchmark, instead: int | None) -> int:
         """Return how many pairs or runs a benchmark has, or the number that stands in for it."""
@@ -189,6 +191,8 @@ class WatchResult:
         return {**asdict(self), "results": results, "red": self.red}
 
 
+LOOKS = 3
+"""Looks at a benchmark's pairs. Each further one doubles them, if the answer is undecided."""
 LEAST_HISTORY = 5  # Results of the newest level that a history needs to be a baseline
 _LEAST_RUNS = 3
 Values = Mapping[str, Sequence[float]]  # Measured values by side
@@ -201,7 +205,8 @@ Also with what is built, and 0."""
 class Limits:
     pairs: int | None = None  # Instead of the suite's
     time_s: float = math.inf
-    """After this no benchmark starts another pair; the answer does not depend on what was seen."""
+    """After this no benchmark starts another pair. The pairs of all first looks come before those
+    of later ones."""
     seed: int = 0
 
 
@@ -240,10 +245,18 @@ def watch_pairs(
             return _result(one, "no baseline", said, head=float(np.median(head)))
         # Each run is a process of its own, so pairs are what varies: they count as one launch.
         logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
-        centre, reach = interval([logs], suite.confidence)
-        return _answered(one, suite, float(np.median(base)), head, centre, reach)
+        centre, reach = interval([logs], confidence)
+        change = Change(centre, reach, confidence)
+        more = more_pairs(len(logs), reach, change.to_edge(one, suite))
+        remedy = (
+            f"about {more:,} more pairs would tell"
+            if more is not None
+            else "no number of pairs tells these apart: allow more in fail_if_slower"
+        )
+        return _answered(one, suite, float(np.median(base)), head, change, remedy)
 
-    return _watched(suite, arms_of, limits, on_run, answer)
+    confidence = suite.confidence(LOOKS)
+    return _watched(suite, arms_of, limits, on_run, answer, looks=LOOKS)
 
 
 def watch_history(
@@ -266,7 +279,7 @@ def watch_history(
     def arms_of(one: Benchmark) -> list[_SideArm]:
         return [_SideArm("head", one.measured(), folder)]
 
-    return _watched(suite, arms_of, limits, on_run, answer)
+    return _watched(suite, arms_of, limits, on_run, answer, looks=1)
 
 
 def _watched(
@@ -275,42 +288,69 @@ def _watched(
     limits: Limits,
     on_run: OnRun,
     answer: Callable[[Benchmark, Values, Mapping[str, str]], BenchmarkResult],
+    *,
+    looks: int,
 ) -> list[BenchmarkResult]:
-    """Run each benchmark's arms in pairs; answer unless the head cannot run it."""
+    """Run each benchmark's arms in pairs; look at what is undecided again, with more of them."""
     deadline = time.monotonic() + limits.time_s
-    results = []
+    opened, found = [], []
     for one in suite.benchmark:
-        started_s = time.monotonic()
         on_run(one.name, 0)
-        arms = {arm.name: arm for arm in arms_of(one)}
-        head = arms["head"]
+        opened.append(_OpenBenchmark(one, arms_of(one), limits.seed, answer))
+        found.append(opened[-1].look(suite.pairs_of(one, limits.pairs), deadline, on_run))
+    for _ in range(looks - 1):
+        for at, each in enumerate(opened):
+            if found[at].answer == "undecided" and time.monotonic() < deadline:
+                found[at] = each.look(each.done, deadline, on_run)
+    return found
 
-        def on_round(index: int, _: object, name: str = one.name) -> None:
-            on_run(name, index + 1)
 
-        def leave(index: int, _: object, arms: Mapping[str, _SideArm] = arms) -> list[str]:
-            late = index >= _LEAST_RUNS and time.monotonic() > deadline
+class _OpenBenchmark:
+    """A benchmark whose pairs go on from look to look."""
+
+    def __init__(
+        self,
+        one: Benchmark,
+        arms: Sequence[_SideArm],
+        seed: int,
+        answer: Callable[[Benchmark, Values, Mapping[str, str]], BenchmarkResult],
+    ) -> None:
+        self._one, self._answer = one, answer
+        self._arms = {arm.name: arm for arm in arms}
+        self._rng = np.random.default_rng([seed, *one.name.encode()])
+        self._time_s = 0.0
+        self.done = 0  # Pairs
+
+    def look(self, pairs: int, deadline: float, on_run: OnRun) -> BenchmarkResult:
+        """Run as many more pairs, and answer from all; the first few run whatever the time."""
+        began_s, before, arms = time.monotonic(), self.done, self._arms
+
+        def on_round(index: int, _: object) -> None:
+            self.done = before + index + 1
+            on_run(self._one.name, self.done)
+
+        def leave(index: int, _: object) -> list[str]:
+            late = before + index >= _LEAST_RUNS and time.monotonic() > deadline
             return [name for name, arm in arms.items() if arm.why or arms["head"].why or late]
 
         run_rounds(
             list(arms.values()),
-            rounds=suite.pairs_of(one, limits.pairs),
+            rounds=pairs,
             launch=0,
-            rng=np.random.default_rng([limits.seed, *one.name.encode()]),
+            rng=self._rng,
             on_round=on_round,
             leave=leave,
             fewest_arms=1,
         )
-        if head.why:
-            found = _result(one, "failed", head.why)
+        self._time_s += time.monotonic() - began_s
+        values = {name: tuple(arm.values) for name, arm in arms.items()}
+        if arms["head"].why:
+            found = _result(self._one, "failed", arms["head"].why)
         else:
             why = {name: arm.why for name, arm in arms.items() if arm.why}
-            found = answer(one, {name: arm.values for name, arm in arms.items()}, why)
+            found = self._answer(self._one, values, why)
         notes = tuple(f"the {name}: {arm.note}" for name, arm in arms.items() if arm.note)
-        values = {name: tuple(arm.values) for name, arm in arms.items()}
-        took_s = time.monotonic() - started_s
-        results.append(replace(found, notes=notes, time_s=took_s, values=values))
-    return results
+        return replace(found, notes=notes, time_s=self._time_s, values=values)
 
 
 class _SideArm:
@@ -379,9 +419,26 @@ def _predicted(
     centre, count = float(np.median(logs)), len(logs)
     # The median absolute deviation, scaled to a normal distribution's standard deviation.
     spread = max(1.4826 * float(np.median(np.abs(logs - centre))), 1e-9)
-    reach = t_quantile(count - 1, (1 + suite.confidence) / 2)
+    confidence = suite.confidence(looks=1)
+    reach = t_quantile(count - 1, (1 + confidence) / 2)
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
-    return _answered(one, suite, math.exp(centre), head, math.log(value) - centre, reach)
+    change = Change(math.log(value) - centre, reach, confidence)
+    remedy = "run the base too, with --base"
+    return _answered(one, suite, math.exp(centre), head, change, remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The head over the base as a logarithm, and how far its interval reaches on each side."""
+
+    centre: float
+    reach: float
+    confidence: float
+
+    def to_edge(self, one: Benchmark, suite: Suite) -> float:
+        """Return how far it is from the largest loss that the suite allows."""
+        worse = self.centre if one.better == "lower" else -self.centre
+        return abs(worse - math.log1p(suite.margin))
 
 
 def _answered(
@@ -389,12 +446,13 @@ def _answered(
     suite: Suite,
     base: float,
     head: Sequence[float],
-    change: float,
-    reach: float,
+    change: Change,
+    remedy: str,
 ) -> BenchmarkResult:
-    """Answer from the change's logarithm, and how far its interval reaches on each side."""
-    better = -change if one.better == "lower" else change
-    middle, low, high = (finite_exp(better + step) for step in (0.0, -reach, reach))
+    """Answer from the change; what is undecided names its `remedy`."""
+    better = -change.centre if one.better == "lower" else change.centre
+    reaches = (0.0, -change.reach, change.reach)
+    middle, low, high = (finite_exp(better + step) for step in reaches)
     answer: WatchAnswer
     limit, why = 1 / (1 + suite.margin), ""
     if high < limit:
@@ -407,14 +465,14 @@ def _answered(
         answer = "undecided"
         cause = noise_of(low, high, None)
         cause = cause or f"the interval holds what is allowed ({100 * suite.margin:.3g}%)"
-        why = f"{cause}: add pairs"
+        why = f"{cause}: {remedy}"
     return _result(
         one,
         answer,
         why,
         base=base,
         head=float(np.median(head)),
-        ratio=Ratio(ratio=middle, low=low, high=high, confidence=suite.confidence),
+        ratio=Ratio(ratio=middle, low=low, high=high, confidence=change.confidence),
         runs=len(head),
     )
 
