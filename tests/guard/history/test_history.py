@@ -57,6 +57,23 @@ def test_series_of_few_points_have_no_shift(count: int) -> None:
     assert [one.shifts for one in found] == [()] * bool(count)
 
 
+@pytest.mark.parametrize(
+    ("metric", "unit", "title"),
+    [
+        ("step_time_s", "s", "step · step time"),
+        ("peak_memory_bytes", "B", "step · peak memory"),
+        ("tokens_s", "tokens/s", "step · tokens s"),
+        ("value", "s", "step"),
+        ("_s", "s", "step · _s"),
+    ],
+)
+def test_a_series_has_a_title_without_the_unit_of_its_values(
+    metric: str, unit: str, title: str
+) -> None:
+    (series,) = gather(rows([1.0], metric=metric, unit=unit))
+    assert series.title == title
+
+
 def test_a_metric_with_two_units_is_refused() -> None:
     with pytest.raises(HistoryError, match="one metric one unit"):
         gather([*rows([1.0]), *rows([1000.0], unit="ms")])

@@ -38,6 +38,17 @@ class HistorySeries:
     environments: tuple[str, ...]
     left_out: int  # Values that are no finite number
 
+    @property
+    def metric_words(self) -> str:
+        """Return the metric in words, without the unit that its values show; empty for `value`."""
+        unit = {"s": "_s", "B": "_bytes"}.get(self.unit, "")
+        words = self.metric.removesuffix(unit).replace("_", " ").strip()
+        return "" if words == "value" else words or self.metric
+
+    @property
+    def title(self) -> str:
+        return " · ".join(filter(None, (self.benchmark, self.metric_words)))
+
 
 def gather(
     observations: Iterable[Observation], fault: Callable[[str], None] | None = None
@@ -152,6 +163,11 @@ class AnalysedSeries:
     def at_least(self, change: float) -> AnalysedSeries:
         """Return the series with its larger shifts alone."""
         return replace(self, shifts=tuple(s for s in self.shifts if abs(s.change) >= change))
+
+    @property
+    def level(self) -> float | None:
+        """Return the newest level; None without a finite result."""
+        return next((level for *_, level in reversed([*self.levels()])), None)
 
     def levels(self) -> Iterator[tuple[int, int, float]]:
         """Yield (start, end, median) of each stretch between shifts."""

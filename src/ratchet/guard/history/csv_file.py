@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from ratchet.base import files
 from ratchet.base.errors import HistoryError
@@ -44,8 +44,13 @@ def exported(given: Sequence[Observation], kept: Sequence[Observation], why: str
     )
 
 
-def check_interval(value: float, low: float | None, high: float | None, where: str) -> None:
-    """Raise a HistoryError if a value lies outside its interval."""
+def imported(path: Path, where: str, value: float, device: str, **known: Any) -> Observation:
+    """Return a figure of a file, a time where it does not say more; `where` names it in errors.
+
+    Raises:
+        HistoryError: the value lies outside its interval.
+    """
+    low, high = known.get("low"), known.get("high")
     # A program may have printed fewer digits of an end than of the value.
     spare = 1e-9 * abs(value)
     below = low is not None and value < low - spare
@@ -54,6 +59,11 @@ def check_interval(value: float, low: float | None, high: float | None, where: s
             f"{where}: the value {value!r} lies outside its interval, low {low!r} to high "
             f"{high!r}: correct the line"
         )
+    software = known.pop("software", "")[:64]
+    given = {"metric": "time", "unit": "s", "better": "lower", **known}
+    return Observation(
+        value=value, device=device[:64], software=software, source=str(path), **given
+    )
 
 
 COLUMNS = (
@@ -192,20 +202,20 @@ def _figures(
     for metric, text in figures.items():
         value = _number(text, where)
         low, high = (_end(known.get(name, ""), where) for name in ("low", "high"))
-        check_interval(value, low, high, where)
-        yield Observation(
+        yield imported(
+            path,
+            where,
+            value,
+            known.get("device") or defaults.device,
             benchmark=known.get("benchmark") or path.stem,
             metric=metric,
             unit=known.get("unit") or defaults.unit,
-            better=better,  # type: ignore[arg-type]
+            better=better,
             revision=known.get("revision") or defaults.revision,
             committed_at=as_utc(time, where) if time else defaults.committed_at,
-            value=value,
             low=low,
             high=high,
-            device=(known.get("device") or defaults.device)[:64],
-            software=known.get("environment", "")[:64],
-            source=str(path),
+            software=known.get("environment", ""),
         )
 
 

@@ -22,8 +22,8 @@ from ratchet.guard.history.csv_file import (
     Exported,
     ImportDefaults,
     as_utc,
-    check_interval,
     exported,
+    imported,
     read_csv,
     series_of,
     write_csv,
@@ -164,8 +164,8 @@ def _of_file(path: Path, units: dict[str, str], left_out: LeftOut) -> Iterator[O
     at = {name: place for place, name in enumerate(found.result_columns)}
     if "result" not in at:
         raise HistoryError(f"{path} has no column 'result': export it with asv 0.5 or later")
-    machine = str(found.params.get("machine") or path.parent.name)[:64]
-    environment = (found.env_name or path.stem.partition("-")[2])[:64]
+    machine = str(found.params.get("machine") or path.parent.name)
+    environment = found.env_name or path.stem.partition("-")[2]
     for name, row in found.results.items():
         values = _listed(_cell(row, at, "result"))
         params = _cell(row, at, "params") or []
@@ -178,21 +178,19 @@ def _of_file(path: Path, units: dict[str, str], left_out: LeftOut) -> Iterator[O
                 left_out(f"{benchmark}: it failed at {found.commit_hash[:10]}")
             if not isinstance(value, int | float) or not math.isfinite(value):
                 continue
-            low, high = _finite(lows, place), _finite(highs, place)
-            check_interval(float(value), low, high, f"{path}: {benchmark}")
-            yield Observation(
+            yield imported(
+                path.parent.parent,
+                f"{path}: {benchmark}",
+                float(value),
+                machine,
                 benchmark=benchmark,
                 metric="value",
                 unit=_UNITS.get(units.get(name, ""), units.get(name, "")),
-                better="lower",
                 revision=found.commit_hash,
                 committed_at=as_utc(str(found.date / 1000), str(path)),
-                value=float(value),
-                low=low,
-                high=high,
-                device=machine,
+                low=_finite(lows, place),
+                high=_finite(highs, place),
                 software=environment,
-                source=str(path.parent.parent),
             )
 
 

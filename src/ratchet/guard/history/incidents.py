@@ -180,14 +180,14 @@ def mark(
 
 def _regressed(one: AnalysedSeries) -> list[RegressedSeries]:
     revisions = _revisions(one)
-    newest = [level for _, _, level in one.levels()]
+    now = one.level or 0.0  # A series with a shift has a level
     return [
         RegressedSeries(
             key=one.series.key,
             shift=shift,
             among=tuple(dict.fromkeys(revisions[shift.first : shift.last + 1])),
             revision=revisions[shift.index],
-            back=abs(newest[-1] - shift.before) < abs(newest[-1] - shift.after),
+            back=abs(now - shift.before) < abs(now - shift.after),
         )
         for shift in one.shifts
         if shift.kind == "regression"

@@ -20,8 +20,8 @@ from ratchet.guard.history.csv_file import (
     Exported,
     ImportDefaults,
     as_utc,
-    check_interval,
     exported,
+    imported,
 )
 
 Decoded = TypeVar("Decoded")
@@ -120,20 +120,17 @@ def _read_pytest(
         low, high = (_first_finite(end) for end in (stats.q1, stats.q3))
         if stats.rounds == 1:
             low = high = None
-        check_interval(value, low, high, f"{path}: {name}")
-        yield Observation(
+        yield imported(
+            path,
+            f"{path}: {name}",
+            value,
+            str(machine.get("node") or defaults.device),
             benchmark=name,
-            metric="time",
-            unit="s",
-            better="lower",
             revision=revision,
             committed_at=as_utc(time, str(path)) if time else defaults.committed_at,
-            value=value,
             low=low,
             high=high,
-            device=str(machine.get("node") or defaults.device)[:64],
-            software=software[:64],
-            source=str(path),
+            software=software,
         )
 
 
@@ -188,20 +185,18 @@ def _read_hyperfine(
         for metric, unit, figure, low, high in figures:
             if figure is None:
                 continue
-            check_interval(figure, low, high, f"{path}: {name}")
-            yield Observation(
+            yield imported(
+                path,
+                f"{path}: {name}",
+                float(figure),
+                defaults.device,
                 benchmark=name,
                 metric=metric,
                 unit=unit,
-                better="lower",
                 revision=defaults.revision,
                 committed_at=defaults.committed_at,
-                value=float(figure),
                 low=low,
                 high=high,
-                device=defaults.device[:64],
-                software="",
-                source=str(path),
             )
 
 
@@ -266,19 +261,18 @@ def _read_google(
             known = [one for one in times if one is not None]
             if not known:
                 continue
-            yield Observation(
+            yield imported(
+                path,
+                f"{path}: {name}",
+                median(known),
+                str(context.get("host_name") or defaults.device),
                 benchmark=name,
                 metric=metric,
-                unit="s",
-                better="lower",
                 revision=revision,
                 committed_at=time,
-                value=median(known),
                 low=min(known) if len(known) > 1 else None,
                 high=max(known) if len(known) > 1 else None,
-                device=str(context.get("host_name") or defaults.device)[:64],
-                software=str(context.get("library_version", ""))[:64],
-                source=str(path),
+                software=str(context.get("library_version", "")),
             )
 
 

@@ -46,6 +46,14 @@ class ResultsAxis:
             return self.width.high
         return (self.places[at - 1] + self.places[at]) / 2
 
+    def levels(self, one: AnalysedSeries) -> list[tuple[float, float, float]]:
+        """Return the ends and the height of each level that is shown."""
+        return [
+            (self.before(start), self.before(end), level)
+            for start, end, level in one.levels()
+            if end > self.first
+        ]
+
 
 def axis_of(series: HistorySeries, first: int = 0) -> ResultsAxis:
     """Return the axis of a series from its result `first` on, of which there is one at least."""
@@ -87,15 +95,10 @@ def series_plot(one: AnalysedSeries, names: Names) -> Plot:
     """Plot the newest results of a series, of which there is one at least."""
     series = one.series
     axis = axis_of(series, max(0, len(series.values) - MOST_POINTS))
-    levels = [
-        (axis.before(start), axis.before(end), level)
-        for start, end, level in one.levels()
-        if end > axis.first
-    ]
-    title, show = axis_of_unit(series.metric[:80], series.unit)
+    title, show = axis_of_unit(series.metric_words[:80], series.unit)
     return points_plot(
         [_point(series, at, axis) for at in range(axis.first, len(series.values))],
-        levels=levels,
+        levels=axis.levels(one),
         marks=_marks(one, axis, names),
         x_title=axis.title,
         y_title=title,

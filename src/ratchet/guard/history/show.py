@@ -40,7 +40,7 @@ LEGEND: Final = (
 
 INCIDENTS = (
     m.Column("incident", "id"),
-    m.Column("state", "state", lambda state: m.Span(state, f"state-{state.replace(' ', '-')}")),
+    m.Column("state", "state", lambda state: state_cell(state)),
     m.Column("commit", lambda one: _commit(one)),
     m.number("change", lambda one: shift_words(one.series[0].shift) if one.series else ABSENT),
     m.why("why", lambda one: _worst(one), on="terminal"),
@@ -49,7 +49,7 @@ INCIDENTS = (
 SERIES = (
     m.Column("series", lambda one: one.series.key),
     m.number("points", lambda one: str(len(one.series.values))),
-    m.number("level now", lambda one: _level(one)),
+    m.number("level now", lambda one: show_value(one.level, one.series.unit)),
     m.number("changes", lambda one: str(len(one.shifts))),
     m.why("why", lambda one: shifts_words(one)),
 )
@@ -128,11 +128,7 @@ def _tile(one: AnalysedSeries, names: Names) -> SeriesTile:
     series = one.series
     axis = axis_of(series, max(0, len(series.values) - MOST_POINTS))
     values = series.values[axis.first :].tolist()
-    levels = [
-        (axis.before(start), axis.before(end), level)
-        for start, end, level in one.levels()
-        if end > axis.first
-    ]
+    levels = axis.levels(one)
     shifts = [shift for shift in one.shifts if shift.index >= axis.first]
     # Spikes would flatten everything else: the folded scale leaves out the most extreme.
     low, high = (float(v) for v in np.quantile(values, (0.04, 0.96)))
@@ -142,9 +138,9 @@ def _tile(one: AnalysedSeries, names: Names) -> SeriesTile:
     return SeriesTile(
         id=_anchor(series.key),
         key=series.key,
-        title=f"{series.benchmark} · {series.metric}",
+        title=series.title,
         device=series.device,
-        level=show_value(levels[-1][-1], series.unit),
+        level=show_value(one.level, series.unit),
         words="" if newest is None else f"{newest.kind} {shift_words(newest)}",
         tone=tone_of(one),
         points=dots(
@@ -160,6 +156,11 @@ def _tile(one: AnalysedSeries, names: Names) -> SeriesTile:
 def tone_of(one: AnalysedSeries) -> str:
     """Return what a series is coloured by: `regression` until code mends it, or its last change."""
     return "regression" if one.regressed else one.shifts[-1].kind if one.shifts else "quiet"
+
+
+def state_cell(state: str) -> m.Span:
+    """Return an incident's state in its colour."""
+    return m.Span(state, f"state-{state.replace(' ', '-')}")
 
 
 def _anchor(key: str) -> str:
@@ -191,11 +192,6 @@ def series_of_incident(one: Incident, link: Callable[[str], m.Span]) -> m.Inline
         found += [", " if found else "", link(each.key)]
         found += [f" {shift_words(each.shift)}"]
     return (*found, f" and {more} more") if more > 0 else tuple(found)
-
-
-def _level(one: AnalysedSeries) -> str:
-    levels = [level for _, _, level in one.levels()]
-    return show_value(levels[-1] if levels else None, one.series.unit)
 
 
 def shifts_words(one: AnalysedSeries) -> str:

@@ -31,6 +31,12 @@ WATCHED: Final = (
 )
 """Tables whose new rows change a page."""
 RunState = Literal["running or killed", "finished", "failed", "interrupted"]
+STATES: Final[Mapping[str, RunState]] = {
+    "finished": "finished",
+    "failed": "failed",
+    "interrupted": "interrupted",
+}
+"""The states that a run's last event leaves; any other event leaves it running."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +53,7 @@ class LedgerRun:
     place: tuple[str, int]  # Table and id of the row that holds its result, or its start
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Judged:
     """A verdict, without its evidence."""
 
@@ -115,7 +121,15 @@ class SiteBook:
     def payload(self, table: str, id: int) -> Payload:
         """Return a row's document; an empty one if it is damaged."""
         place = schema.metadata.tables[table]
-        query = select(cast(place.c.payload, Text)).where(place.c.id == id)
+        return self._document(place, place.c.id == id)
+
+    def _turn(self, turn: str, event: str) -> Payload:
+        """Return what a turn wrote down at an event; an empty document if there was none."""
+        table = schema.turns
+        return self._document(table, table.c.turn == turn, table.c.event == event)
+
+    def _document(self, table: Table, *where: Any) -> Payload:
+        query = select(cast(table.c.payload, Text)).where(*where).limit(1)
         with explained(self._engine.url), self._engine.connect() as connection:
             return _mapping(connection.execute(query).scalar())
 
@@ -124,15 +138,7 @@ class SiteBook:
         table = schema.verdicts
         names = ("id", "at", "device", "kernel_hash", "problem_hash", "status")
         return [
-            Judged(
-                id=row.id,
-                at=row.at,
-                device=row.device,
-                kernel=row.kernel_hash,
-                problem=row.problem_hash,
-                status=row.status,
-            )
-            for row in self._read(table, *(table.c[name] for name in names))
+            Judged(*tuple(row)) for row in self._read(table, *(table.c[name] for name in names))
         ]
 
     def named(self, table: Table) -> dict[str, Named]:
@@ -150,7 +156,7 @@ class SiteBook:
         found = self.payload("recipes", row.id)
         kernels = found.get("kernels")
         hashes = [one.get("hash") for one in _listed(kernels) if isinstance(one, dict)]
-        speedups, ended = found.get("speedup"), self._ended(row.turn)
+        speedups, ended = found.get("speedup"), self._turn(row.turn, "finished")
         return WrittenRecipe(
             id=row.id,
             at=row.at,
@@ -163,18 +169,11 @@ class SiteBook:
             speedups=speedups if isinstance(speedups, dict) else {},
         )
 
-    def _ended(self, turn: str) -> Payload:
-        """Return what a turn finished with; an empty document if it did not."""
-        table = schema.turns
-        query = select(cast(table.c.payload, Text)).where(
-            table.c.turn == turn, table.c.event == "finished"
-        )
-        with explained(self._engine.url), self._engine.connect() as connection:
-            return _mapping(connection.execute(query.limit(1)).scalar())
-
     def runs(self) -> CountedRows:
         """Return the runs of `optimize`, `compare`, `write` and `bench`."""
-        found = [*self._turns(), *self._writing(), *self._benches()]
+        found = self._lives(schema.turns, "turn", "workload")
+        found += self._lives(schema.writing_runs, "run", "name", "write")
+        found += self._benches()
         found.sort(key=lambda one: one.at, reverse=True)
         kept = found[:MOST_PAGES]
         titles = [self._titled(one) for one in kept]
@@ -184,28 +183,27 @@ class SiteBook:
         """Return a run with its workload's name: the ledger looks turns up by a hash."""
         if run.command != "optimize":
             return run
-        table = schema.turns
-        query = select(cast(table.c.payload, Text)).where(
-            table.c.turn == run.key, table.c.event == "started"
-        )
-        with explained(self._engine.url), self._engine.connect() as connection:
-            started = _mapping(connection.execute(query.limit(1)).scalar())
-        return replace(run, title=str(started.get("workload") or run.title))
+        return replace(run, title=str(self._turn(run.key, "started").get("workload") or run.title))
 
-    def _turns(self) -> list[LedgerRun]:
-        table = schema.turns
-        names = ("turn", "event", "command", "workload", "at", "device", "software", "id")
+    def _lives(self, table: Table, key: str, title: str, command: str = "") -> list[LedgerRun]:
+        """Return the runs of a table that has a row for each event of their lives."""
+        names = [key, title, "event", "at", "device", "software", "id"]
+        names += [] if command else ["command"]
         found: dict[str, LedgerRun] = {}
         for row in reversed(self._read(table, *(table.c[name] for name in names))):
-            _step(found, row.turn, row, row.command, row.workload, "turns")
-        return list(found.values())
-
-    def _writing(self) -> list[LedgerRun]:
-        table = schema.writing_runs
-        names = ("run", "event", "name", "at", "device", "software", "id")
-        found: dict[str, LedgerRun] = {}
-        for row in reversed(self._read(table, *(table.c[name] for name in names))):
-            _step(found, row.run, row, "write", row.name, "writing_runs")
+            said = row._mapping
+            state = STATES.get(row.event, "running or killed")
+            old = found.get(said[key]) or LedgerRun(
+                key=said[key],
+                command=command or row.command,
+                title=said[title],
+                at=row.at,
+                device=row.device,
+                software=row.software,
+                state=state,
+                place=(table.name, row.id),
+            )
+            found[said[key]] = replace(old, state=state, place=(table.name, row.id))
         return list(found.values())
 
     def _benches(self) -> list[LedgerRun]:
@@ -245,32 +243,6 @@ class SiteBook:
         query = query if where is None else query.where(where)
         with explained(self._engine.url), self._engine.connect() as connection:
             return list(connection.execute(query).all())
-
-
-def _step(
-    found: dict[str, LedgerRun], key: str, row: Row[Any], command: str, title: str, table: str
-) -> None:
-    """Bring a run up to date with one event of its life; the events come in their order."""
-    ended: Mapping[str, RunState] = {
-        "finished": "finished",
-        "failed": "failed",
-        "interrupted": "interrupted",
-    }
-    state = ended.get(row.event, "running or killed")
-    place = (table, row.id)
-    if (old := found.get(key)) is not None:
-        found[key] = replace(old, state=state, place=place)
-        return
-    found[key] = LedgerRun(
-        key=key,
-        command=command,
-        title=title,
-        at=row.at,
-        device=row.device,
-        software=row.software,
-        state=state,
-        place=place,
-    )
 
 
 def _mapping(text: object) -> Payload:

@@ -17,11 +17,21 @@ from ratchet.base.measure.metrics import MetricAnswer, Readings
 from ratchet.base.show import figures
 from ratchet.base.show import model as m
 from ratchet.base.show.words import plain, show_interval, show_ratio, show_time
-from ratchet.guard.site.book import Judged, LedgerRun, Named, WrittenRecipe
+from ratchet.guard.site.book import CountedRows, Judged, LedgerRun, Named, WrittenRecipe
 from ratchet.guard.site.facts import SiteFacts, left_out
 from ratchet.guard.site.links import clipped, moment
-from ratchet.guard.site.lists import RECIPE_IS, recipe_chip, run_columns
-from ratchet.judge.court.show import status_cell, tone, verdict_report
+from ratchet.guard.site.lists import (
+    RECIPE_IS,
+    but,
+    kernel_columns,
+    recipe_chip,
+    recipe_columns,
+    run_columns,
+    series_columns,
+    verdict_cell,
+    verdict_columns,
+)
+from ratchet.judge.court.show import status_cell, verdict_report
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel
@@ -200,7 +210,7 @@ def _written(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.Rep
         m.Column("author", "author", clipped),
         m.Column("stage", "stage", clipped),
         m.Column("answer", "status", status_cell),
-        m.Column("verdict", lambda row: _verdict_link(facts, verdicts.get(row.kernel_hash))),
+        m.Column("verdict", lambda row: verdict_cell(facts, verdicts.get(row.kernel_hash))),
     )
     table = m.ResultTable(columns, newest[:MOST_ROWS])
     return (
@@ -212,13 +222,6 @@ def _written(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.Rep
     )
 
 
-def _verdict_link(facts: SiteFacts, one: Judged | None) -> m.Span | None:
-    if one is None:
-        return None
-    href = facts.links.href("verdict", f"verdict {one.id}")
-    return m.Span(m.text_of(status_cell(one.status)), tone(one.status), href=href)
-
-
 def _benched(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.ReportBlock, ...]:
     precision = f"({document.get('device')}, {document.get('precision')})"
     own = [
@@ -227,7 +230,7 @@ def _benched(facts: SiteFacts, run: LedgerRun, document: Payload) -> tuple[m.Rep
         if one.series.benchmark == f"{run.title} {precision}" and one.series.device == run.device
     ]
     columns = (
-        m.name("series", lambda one: facts.links.to("series", one.series.key, one.series.metric)),
+        m.name("series", lambda one: facts.links.to("series", one.series.key, one.series.title)),
         m.Column("now", facts.chip),
     )
     simple = {n: v for n, v in document.items() if isinstance(v, str | int | float) and v != ""}
@@ -272,10 +275,6 @@ def recipe_page(facts: SiteFacts, one: WrittenRecipe) -> m.ResultReport:
         tiles: m.ReportBlock | None = m.Tiles(speedup_tiles(one.speedups))
     except DAMAGED:
         tiles = unreadable("recipe")
-    columns = (
-        m.name("kernel", facts.kernel),
-        m.Column("verdict", lambda hash: _newest_verdict(facts, hash)),
-    )
     return m.ResultReport(
         title=f"recipe for {clipped(one.workload).text}",
         heading="recipe",
@@ -284,7 +283,7 @@ def recipe_page(facts: SiteFacts, one: WrittenRecipe) -> m.ResultReport:
         sections=m.blocks(
             m.section(
                 "Kernels",
-                m.ResultTable(columns, one.kernels[:MOST_ROWS])
+                m.ResultTable(kernel_columns(facts), one.kernels[:MOST_ROWS])
                 if one.kernels
                 else "It installs no kernel.",
             ),
@@ -296,11 +295,6 @@ def recipe_page(facts: SiteFacts, one: WrittenRecipe) -> m.ResultReport:
     )
 
 
-def _newest_verdict(facts: SiteFacts, hash: str) -> m.Span | None:
-    own = facts.by_kernel.get(hash)
-    return _verdict_link(facts, own[0]) if own else None
-
-
 def kernel_page(facts: SiteFacts, one: Named) -> m.ResultReport:
     """Describe a kernel: its source, what the judge said, and where it is used."""
     document = facts.book.payload("kernels", one.id)
@@ -308,16 +302,7 @@ def kernel_page(facts: SiteFacts, one: Named) -> m.ResultReport:
     own = facts.by_kernel.get(one.hash, ())
     recipes = [each for each in facts.recipes.rows if one.hash in each.kernels]
     runs = [run for run in facts.runs.rows if run.key in facts.proposals.get(one.hash, ())]
-    verdicts = (
-        m.Column("verdict", lambda each: _verdict_link(facts, each)),
-        m.name("problem", lambda each: clipped(facts.problem_name(each.problem))),
-        m.Column("judged on", lambda each: facts.device(each.device)),
-        m.Column("date", lambda each: moment(each.at)),
-    )
-    used = (
-        m.name("recipe", lambda r: facts.links.to("recipe", f"recipe {r.id}", r.workload)),
-        m.Column("against the step as written", lambda r: recipe_chip(facts, r)),
-    )
+    verdicts, used = but(verdict_columns(facts), "kernel"), but(recipe_columns(facts), "kernels")
     cut = len(source) > MOST_SOURCE
     return m.ResultReport(
         title=clipped(one.name).text,
@@ -397,29 +382,19 @@ def _verdict(facts: SiteFacts, one: Judged) -> m.ResultReport:
 def device_page(facts: SiteFacts, device: str) -> m.ResultReport:
     """Describe a device: what it is, and what was measured on it."""
     known = facts.devices.get(device)
-    series = [one for one in facts.series if one.series.device == device]
-    own: dict[str, Sequence[Any]] = {
-        "runs": [run for run in facts.runs.rows if run.device == device],
-        "recipes": [one for one in facts.recipes.rows if one.device == device],
-        "verdicts": [one for one in facts.verdicts.rows if one.device == device],
+
+    def of_device(every: CountedRows) -> Sequence[Any]:
+        return [one for one in every.rows if one.device == device]
+
+    rows: dict[str, tuple[Sequence[Any], Sequence[m.Column]]] = {
+        "series": (
+            [one for one in facts.series if one.series.device == device],
+            series_columns(facts),
+        ),
+        "runs": (of_device(facts.runs), run_columns(facts)),
+        "recipes": (of_device(facts.recipes), recipe_columns(facts)),
+        "verdicts": (of_device(facts.verdicts), verdict_columns(facts)),
     }
-    columns = (
-        m.name("benchmark", lambda one: clipped(one.series.benchmark)),
-        m.Column("now", lambda one: facts.chip(one, one.series.metric)),
-        m.number("results", lambda one: f"{len(one.series.values):,}"),
-    )
-    recipes = (
-        m.name("workload", lambda r: facts.links.to("recipe", f"recipe {r.id}", r.workload)),
-        m.Column("against the step as written", lambda r: recipe_chip(facts, r)),
-        m.Column("date", lambda r: moment(r.at)),
-    )
-    verdicts = (
-        m.Column("verdict", lambda each: _verdict_link(facts, each)),
-        m.name("kernel", lambda each: facts.kernel(each.kernel)),
-        m.name("problem", lambda each: clipped(facts.problem_name(each.problem))),
-        m.Column("date", lambda each: moment(each.at)),
-    )
-    tables = {"runs": run_columns(facts), "recipes": recipes, "verdicts": verdicts}
     facts_of_it = [(str(n).replace("_", " "), clipped(plain(v))) for n, v in (known or {}).items()]
     return m.ResultReport(
         title=clipped(facts.device_name(device)).text,
@@ -431,21 +406,16 @@ def device_page(facts: SiteFacts, device: str) -> m.ResultReport:
             else "The name is that of an imported file: nothing else is known of the machine."
         ),
         sections=m.blocks(
-            m.section(
-                "Series",
-                m.ResultTable(columns, series[:MOST_ROWS]),
-                left_out("series", len(series[:MOST_ROWS]), len(series)),
-            )
-            if series
-            else None,
             *(
                 m.section(
                     name.capitalize(),
-                    m.ResultTable(tables[name], rows[:MOST_ROWS]),
-                    left_out(name, len(rows[:MOST_ROWS]), len(rows)),
+                    m.ResultTable(
+                        but(columns, "measured on", "made on", "judged on"), own[:MOST_ROWS]
+                    ),
+                    left_out(name, len(own[:MOST_ROWS]), len(own)),
                 )
-                for name, rows in own.items()
-                if rows
+                for name, (own, columns) in rows.items()
+                if own
             ),
             m.section("The machine", m.Facts(facts_of_it), closed=True) if facts_of_it else None,
         ),

@@ -97,8 +97,7 @@ class SiteFacts:
         if one is None:
             return clipped(key)
         own = one.series
-        name = f"{own.benchmark} · {own.metric} on {self.device_name(own.device)}"
-        return self.links.to("series", key, name)
+        return self.links.to("series", key, f"{own.title} on {self.device_name(own.device)}")
 
     def kernel(self, hash: str) -> m.Span:
         known = self.named_kernels.get(hash)
@@ -111,8 +110,7 @@ class SiteFacts:
     def chip(self, one: AnalysedSeries, text: str = "") -> m.Span:
         """Return a series' level now in the colour of its last decided change."""
         last = one.shifts[-1] if one.shifts else None
-        levels = [level for *_, level in one.levels()]
-        level = show_value(levels[-1] if levels else None, one.series.unit)
+        level = show_value(one.level, one.series.unit)
         change = f" {shift_words(last)}" if last else ""
         said = f"{text} " if text else ""
         return m.Span(

@@ -11,12 +11,17 @@ from ratchet.base.show import model as m
 from ratchet.base.show.words import counted, show_ratio
 from ratchet.guard.history import AnalysedSeries
 from ratchet.guard.history.plot import shift_words, short_revision
-from ratchet.guard.history.show import WAITING, among_words, series_of_incident, shifts_words
-from ratchet.guard.site.book import Judged, Named, WrittenRecipe
+from ratchet.guard.history.show import (
+    WAITING,
+    among_words,
+    series_of_incident,
+    shifts_words,
+    state_cell,
+)
+from ratchet.guard.site.book import Judged, WrittenRecipe
 from ratchet.guard.site.facts import SiteFacts, fault_words, left_out
 from ratchet.guard.site.links import MOST_LETTERS, clipped, list_page, moment, paged
-from ratchet.guard.site.series import state_cell
-from ratchet.judge.court.show import show_status, status_cell, tone
+from ratchet.judge.court.show import show_status, tone
 
 NEWEST: Final = 15  # Rows of each table of the overview
 MOST_DEVICES: Final = 8  # Columns of a matrix
@@ -92,9 +97,9 @@ def _rest(what: str, kind: str, shown: int, every: int) -> m.Words | None:
 
 
 def _proven(facts: SiteFacts, proven: Sequence[Judged]) -> m.ReportSection:
-    verdicts = m.ResultTable(_verdict_columns(facts), proven[:NEWEST])
+    verdicts = m.ResultTable(verdict_columns(facts), proven[:NEWEST])
     kept = [one for one in facts.recipes.rows if one.recipe_is == "proven"]
-    recipes = m.ResultTable(_recipe_columns(facts), kept[:NEWEST])
+    recipes = m.ResultTable(recipe_columns(facts), kept[:NEWEST])
     return m.section(
         "What was proven",
         m.section("Recipes", recipes) if recipes.rows else None,
@@ -166,7 +171,7 @@ def _chips(facts: SiteFacts, own: Sequence[AnalysedSeries]) -> m.Inline:
     """Return the series of one cell, each in the colour of its last decided change."""
     found: list[str | m.Span] = []
     for one in own[:MOST_CHIPS]:
-        found += [" " if found else "", facts.chip(one, one.series.metric)]
+        found += [" " if found else "", facts.chip(one, one.series.metric_words)]
     more = len(own) - MOST_CHIPS
     return (*found, f" and {more} more") if more > 0 else tuple(found)
 
@@ -187,17 +192,7 @@ def matrix(facts: SiteFacts) -> m.ResultReport:
     def cell(name: str, device: str) -> m.Inline | None:
         return _chips(facts, own[name, device]) if (name, device) in own else None
 
-    columns = [
-        m.name("benchmark", clipped),
-        *(
-            m.Column(
-                facts.device_name(device)[:MOST_LETTERS],
-                partial(cell, device=device),
-                href=facts.links.href("device", device),
-            )
-            for device in devices[:MOST_DEVICES]
-        ),
-    ]
+    columns = [m.name("benchmark", clipped), *_by_device(facts, devices[:MOST_DEVICES], cell)]
     return m.ResultReport(
         title="Matrix",
         heading="matrix",
@@ -214,6 +209,18 @@ def matrix(facts: SiteFacts) -> m.ResultReport:
             _recipes_by_device(facts),
         ),
     )
+
+
+def _by_device(
+    facts: SiteFacts, devices: Iterable[str], cell: Callable[[str, str], m.Inline | None]
+) -> Iterable[m.Column]:
+    """Yield a column for each device; `cell` has the row's name and the device."""
+
+    def of(device: str) -> m.Column:
+        name, href = facts.device_name(device)[:MOST_LETTERS], facts.links.href("device", device)
+        return m.Column(name, lambda row: cell(row, device), href=href)
+
+    return map(of, devices)
 
 
 def _by_commit(facts: SiteFacts, benchmarks: Sequence[Benchmark]) -> m.ReportSection:
@@ -279,7 +286,7 @@ def _commit_cells(
         for shift in one.shifts:
             revision = one.series.revisions[shift.index]
             if revision in places:
-                said = f"{one.series.metric}: {shift.kind} {shift_words(shift)}"
+                said = f"{one.series.title}: {shift.kind} {shift_words(shift)}"
                 found[revision] = m.Span(
                     shift_words(shift)[:12], f"chip {shift.kind}", said[:200], href
                 )
@@ -300,17 +307,7 @@ def _recipes_by_device(facts: SiteFacts) -> m.ReportSection | None:
         one = newest.get((workload, device))
         return None if one is None else recipe_chip(facts, one)
 
-    columns = [
-        m.name("workload", clipped),
-        *(
-            m.Column(
-                facts.device_name(device)[:MOST_LETTERS],
-                partial(cell, device=device),
-                href=facts.links.href("device", device),
-            )
-            for device in devices
-        ),
-    ]
+    columns = [m.name("workload", clipped), *_by_device(facts, devices, cell)]
     said = m.note("Each cell is the newest recipe against the step as written.")
     return m.section("Recipes by device", said, m.ResultTable(columns, workloads))
 
@@ -346,16 +343,23 @@ def run_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
     )
 
 
-def _verdict_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
+def verdict_cell(facts: SiteFacts, one: Judged | None) -> m.Span | None:
+    """Return a verdict in its colour, linked to its page."""
+    if one is None:
+        return None
+    href = facts.links.href("verdict", f"verdict {one.id}")
+    return m.Span(show_status(one.status), tone(one.status), href=href)
+
+
+def but(columns: Sequence[m.Column], *titles: str) -> tuple[m.Column, ...]:
+    """Return the columns of a list for a page that says these of all rows."""
+    return tuple(one for one in columns if one.title not in titles)
+
+
+def verdict_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
+    """Return the columns of a verdict."""
     return (
-        m.Column(
-            "verdict",
-            lambda one: m.Span(
-                show_status(one.status),
-                tone(one.status),
-                href=facts.links.href("verdict", f"verdict {one.id}"),
-            ),
-        ),
+        m.Column("verdict", partial(verdict_cell, facts)),
         m.name("kernel", lambda one: facts.kernel(one.kernel)),
         m.name("problem", lambda one: clipped(facts.problem_name(one.problem))),
         m.Column("judged on", lambda one: facts.device(one.device)),
@@ -363,7 +367,8 @@ def _verdict_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
     )
 
 
-def _recipe_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
+def recipe_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
+    """Return the columns of a recipe."""
     return (
         m.name(
             "workload",
@@ -378,15 +383,16 @@ def _recipe_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
     )
 
 
-def _kernel_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
-    def verdict(one: Named) -> m.Span | None:
-        own = facts.by_kernel.get(one.hash)
-        return status_cell(own[0].status) if own else None
+def kernel_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
+    """Return the columns of a kernel, by its hash."""
+
+    def verdict(hash: str) -> m.Span | None:
+        return verdict_cell(facts, next(iter(facts.by_kernel.get(hash, ())), None))
 
     return (
-        m.name("kernel", lambda one: facts.kernel(one.hash)),
+        m.name("kernel", facts.kernel),
         m.Column("newest verdict", verdict),
-        m.number("verdicts", lambda one: str(len(facts.by_kernel.get(one.hash, ())))),
+        m.number("verdicts", lambda hash: str(len(facts.by_kernel.get(hash, ())))),
     )
 
 
@@ -404,10 +410,11 @@ def _device_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
     )
 
 
-def _series_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
+def series_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
+    """Return the columns of a series."""
     return (
         m.name("benchmark", lambda one: clipped(one.series.benchmark)),
-        m.Column("now", lambda one: facts.chip(one, one.series.metric)),
+        m.Column("now", lambda one: facts.chip(one, one.series.metric_words)),
         m.Column("measured on", lambda one: facts.device(one.series.device)),
         m.number("results", lambda one: f"{len(one.series.values):,}"),
         m.why("what changed", lambda one: clipped(shifts_words(one))),
@@ -435,15 +442,20 @@ def _listing(
 def list_pages(facts: SiteFacts) -> Pages:
     """Return every page that is a list, by its name."""
     every: dict[str, tuple[str, Sequence[Any], int, tuple[m.Column, ...]]] = {
-        "series": ("Series", facts.series, facts.every_series, _series_columns(facts)),
+        "series": ("Series", facts.series, facts.every_series, series_columns(facts)),
         "runs": ("Runs", facts.runs.rows, facts.runs.every, run_columns(facts)),
-        "recipes": ("Recipes", facts.recipes.rows, facts.recipes.every, _recipe_columns(facts)),
-        "kernels": ("Kernels", facts.kernels, facts.every_kernel, _kernel_columns(facts)),
+        "recipes": ("Recipes", facts.recipes.rows, facts.recipes.every, recipe_columns(facts)),
+        "kernels": (
+            "Kernels",
+            [one.hash for one in facts.kernels],
+            facts.every_kernel,
+            kernel_columns(facts),
+        ),
         "verdicts": (
             "Verdicts",
             facts.verdicts.rows,
             facts.verdicts.every,
-            _verdict_columns(facts),
+            verdict_columns(facts),
         ),
         "devices": ("Devices", facts.machines, len(facts.machines), _device_columns(facts)),
     }

@@ -8,9 +8,9 @@ from typing import Final
 from ratchet.base.show import model as m
 from ratchet.base.show.words import show_value
 from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
-from ratchet.guard.history.incidents import Incident, RegressedSeries
+from ratchet.guard.history.incidents import Incident
 from ratchet.guard.history.plot import MOST_POINTS, series_plot, shift_words, whole_plot
-from ratchet.guard.history.show import LEGEND, among_words, tone_of
+from ratchet.guard.history.show import LEGEND, among_words, state_cell, tone_of
 from ratchet.guard.site.facts import SiteFacts, left_out
 from ratchet.guard.site.links import clipped, moment
 
@@ -22,7 +22,6 @@ MOST_KEYS: Final = 300  # Series in an incident's table
 def series_page(facts: SiteFacts, one: AnalysedSeries) -> m.ResultReport:
     """Describe a series: where its level is, what moved it, and its newest results."""
     series, count = one.series, len(one.series.values)
-    levels = [level for *_, level in one.levels()]
     plots = left_out("results", min(count, MOST_POINTS), count, "; they are the newest")
     label = clipped(series.key).text
     plot = series_plot(one, facts.names) if count else None
@@ -30,14 +29,14 @@ def series_page(facts: SiteFacts, one: AnalysedSeries) -> m.ResultReport:
     wide = plot is not None and count > MOST_AT_ONCE
     whole = m.Figure("plot", whole_plot(plot), label, "points dense") if plot and wide else None
     return m.ResultReport(
-        title=clipped(f"{series.benchmark} {series.metric}").text,
+        title=clipped(series.title).text,
         heading="series",
-        headline=(clipped(f"{series.benchmark} · {series.metric}"), ": ", _state(one)),
+        headline=(clipped(series.title), ": ", _state(one)),
         header=m.blocks(
             m.Facts(
                 [
                     ("measured on", facts.device(series.device)),
-                    ("level now", show_value(levels[-1] if levels else None, series.unit)),
+                    ("level now", show_value(one.level, series.unit)),
                     ("better is", f"{series.better}"),
                     ("results", f"{count:,}{_not_finite(series)}"),
                     ("commits", f"{len(set(series.revisions)):,}"),
@@ -132,7 +131,7 @@ def incident_page(facts: SiteFacts, one: Incident) -> m.ResultReport:
     columns = (
         m.name("series", lambda each: facts.series_link(each.key)),
         m.number("change", lambda each: shift_words(each.shift)),
-        m.Column("level now", _back),
+        m.Column("level now", lambda each: "back near the one before" if each.back else "not back"),
     )
     life = (
         m.Column("when", lambda step: moment(step.at)),
@@ -170,12 +169,3 @@ def incident_page(facts: SiteFacts, one: Incident) -> m.ResultReport:
             ),
         ),
     )
-
-
-def _back(each: RegressedSeries) -> str:
-    return "back near the one before" if each.back else "not back"
-
-
-def state_cell(state: str) -> m.Span:
-    """Return an incident's state in its colour."""
-    return m.Span(state, f"state-{state.replace(' ', '-')}")
