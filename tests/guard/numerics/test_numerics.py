@@ -12,7 +12,12 @@ import pytest
 from ratchet.base.errors import GuardError
 from ratchet.base.show.terminal import print_report
 from ratchet.cli import main
-from ratchet.guard.numerics.comparison import compare_numerics, numerics_report, write_script
+from ratchet.guard.numerics.comparison import (
+    compare_numerics,
+    headline,
+    numerics_report,
+    write_script,
+)
 from ratchet.guard.numerics.find import Divergence, Finder, NumericsResult, first_wrong_loss
 
 LAYER = {
@@ -101,6 +106,7 @@ def test_bf16_alone_is_no_divergence(spec: str, seed: int, tmp_path: Path) -> No
     a, b = planted.side(spec, seed), planted.side(spec, seed, precision="bf16_autocast")
     report = planted.compared(a, b, tmp_path, steps=2)
     assert report.divergence is None and report.largest[0][1] > 1e-4
+    assert headline(report).startswith("nothing to compare"), "B is its own baseline"
 
 
 @pytest.mark.thorough

@@ -121,6 +121,8 @@ def headline(report: NumericsResult) -> str:
         op = broken.op or "compiled code"
         when = f"{broken.part}, step {broken.step}"
         return f"{broken.side} makes {broken.kind}: first by {op}{where} ({when})"
+    if found is None and not report.compared:
+        return "nothing to compare: A and B are one code in two precisions"
     if found is None:
         return "no divergence: B agrees with A as far as its dtype allows"
     what = {
@@ -175,7 +177,7 @@ def _inputs(report: NumericsResult) -> list[str]:
     if broken is not None:
         place = f"your code:  {broken.place}" if broken.place else ""
         return [f"its inputs: {'; '.join(broken.inputs) or 'none'}", place]
-    if report.divergence is None or report.divergence.part != "weights":
+    if report.compared:
         return [f"{report.compared} tensors were compared against {report.oracle}"]
     return []
 
