@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from markupsafe import Markup
 
@@ -42,6 +42,16 @@ BADGE: Final = "badge.svg"
 MOST_BYTES: Final = 500_000  # Of a page; what is too large for it is left out, and the page says so
 HEAD_BYTES: Final = 64_000  # The style comes before the mark
 Report = Callable[[], m.ResultReport]
+PAGES: Final[Mapping[str, Callable[[SiteFacts, Any], m.ResultReport]]] = {
+    "series": series_page,
+    "incident": incident_page,
+    "run": run_page,
+    "recipe": recipe_page,
+    "kernel": kernel_page,
+    "verdict": verdict_page,
+    "device": device_page,
+}
+"""The page of each kind of thing that has one of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,23 +103,8 @@ def site_pages(ledger: Ledger, commit_url: str = "") -> SitePages:
     """
     facts = read_facts(ledger, check_commit_url(commit_url))
     found: dict[str, Report] = dict(list_pages(facts))
-    places = facts.links.places
-    for one in facts.series:
-        found[places["series", one.series.key]] = partial(series_page, facts, one)
-    for incident in facts.incidents:
-        if place := facts.links.href("incident", incident.id):
-            found[place] = partial(incident_page, facts, incident)
-    for run in facts.runs.rows:
-        found[places["run", run.key]] = partial(run_page, facts, run)
-    for recipe in facts.recipes.rows:
-        found[places["recipe", f"recipe {recipe.id}"]] = partial(recipe_page, facts, recipe)
-    for kernel in facts.kernels:
-        found[places["kernel", kernel.hash]] = partial(kernel_page, facts, kernel)
-    for verdict in facts.verdicts.rows:
-        found[places["verdict", f"verdict {verdict.id}"]] = partial(verdict_page, facts, verdict)
-    for device in facts.machines:
-        if place := facts.links.href("device", device):
-            found[place] = partial(device_page, facts, device)
+    for kind, key, thing in facts.things():
+        found[facts.links.href(kind, key)] = partial(PAGES[kind], facts, thing)
     return SitePages(reports=found, facts=facts)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 from ratchet.base.ledger import Ledger, schema
 from ratchet.base.ledger.books import IncidentEvent, ObservationBook
@@ -45,6 +45,16 @@ class SiteFacts:
     devices: Mapping[str, Payload]
     software: Mapping[str, Payload]
     proposals: Mapping[str, set[str]]
+
+    def things(self) -> Iterator[tuple[str, str, Any]]:
+        """Yield everything that has a page: its kind, its key, and the thing."""
+        yield from (("series", one.series.key, one) for one in self.series)
+        yield from (("incident", one.id, one) for one in self.incidents[:MOST_PAGES])
+        yield from (("run", one.key, one) for one in self.runs.rows)
+        yield from (("recipe", f"recipe {one.id}", one) for one in self.recipes.rows)
+        yield from (("kernel", one.hash, one) for one in self.kernels)
+        yield from (("verdict", f"verdict {one.id}", one) for one in self.verdicts.rows)
+        yield from (("device", one, one) for one in self.machines[:MOST_PAGES])
 
     @cached_property
     def names(self) -> Mapping[tuple[str, int], str]:
@@ -164,24 +174,9 @@ def read_facts(ledger: Ledger, commit_url: str) -> SiteFacts:
         software=book.described(schema.software, "software"),
         proposals=book.proposals(),
     )
-    _place(facts)
+    for kind, key, _ in facts.things():
+        facts.links.add(kind, key)
     return facts
-
-
-def _place(facts: SiteFacts) -> None:
-    """Give a page to everything that has one."""
-    keys = {
-        "series": [one.series.key for one in facts.series],
-        "incident": [one.id for one in facts.incidents[:MOST_PAGES]],
-        "run": [one.key for one in facts.runs.rows],
-        "recipe": [f"recipe {one.id}" for one in facts.recipes.rows],
-        "verdict": [f"verdict {one.id}" for one in facts.verdicts.rows],
-        "kernel": [one.hash for one in facts.kernels],
-        "device": facts.machines[:MOST_PAGES],
-    }
-    for kind, own in keys.items():
-        for key in own:
-            facts.links.add(kind, key)
 
 
 def left_out(what: str, shown: int, every: int, rest: str = "") -> m.Words | None:

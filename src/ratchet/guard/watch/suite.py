@@ -245,17 +245,9 @@ def watch_pairs(
             return _result(one, "no baseline", said, head=float(np.median(head)))
         # Each run is a process of its own, so pairs are what varies: they count as one launch.
         logs = np.log(np.asarray(head)) - np.log(np.asarray(base))
-        centre, reach = interval([logs], confidence)
-        change = Change(centre, reach, confidence)
-        more = more_pairs(len(logs), reach, change.to_edge(one, suite))
-        remedy = (
-            f"about {more:,} more pairs would tell"
-            if more is not None
-            else "no number of pairs tells these apart: allow more in fail_if_slower"
-        )
-        return _answered(one, suite, float(np.median(base)), head, change, remedy)
+        change = interval([logs], suite.confidence(LOOKS))
+        return _answered(one, suite, float(np.median(base)), head, change, looks=LOOKS)
 
-    confidence = suite.confidence(LOOKS)
     return _watched(suite, arms_of, limits, on_run, answer, looks=LOOKS)
 
 
@@ -419,26 +411,10 @@ def _predicted(
     centre, count = float(np.median(logs)), len(logs)
     # The median absolute deviation, scaled to a normal distribution's standard deviation.
     spread = max(1.4826 * float(np.median(np.abs(logs - centre))), 1e-9)
-    confidence = suite.confidence(looks=1)
-    reach = t_quantile(count - 1, (1 + confidence) / 2)
+    reach = t_quantile(count - 1, (1 + suite.confidence(looks=1)) / 2)
     reach *= spread * math.sqrt(1 + math.pi / 2 / count)
-    change = Change(math.log(value) - centre, reach, confidence)
-    remedy = "run the base too, with --base"
-    return _answered(one, suite, math.exp(centre), head, change, remedy)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """The head over the base as a logarithm, and how far its interval reaches on each side."""
-
-    centre: float
-    reach: float
-    confidence: float
-
-    def to_edge(self, one: Benchmark, suite: Suite) -> float:
-        """Return how far it is from the largest loss that the suite allows."""
-        worse = self.centre if one.better == "lower" else -self.centre
-        return abs(worse - math.log1p(suite.margin))
+    change = math.log(value) - centre, reach
+    return _answered(one, suite, math.exp(centre), head, change, looks=1)
 
 
 def _answered(
@@ -446,13 +422,16 @@ def _answered(
     suite: Suite,
     base: float,
     head: Sequence[float],
-    change: Change,
-    remedy: str,
+    change: tuple[float, float],
+    *,
+    looks: int,
 ) -> BenchmarkResult:
-    """Answer from the change; what is undecided names its `remedy`."""
-    better = -change.centre if one.better == "lower" else change.centre
-    reaches = (0.0, -change.reach, change.reach)
-    middle, low, high = (finite_exp(better + step) for step in reaches)
+    """Answer from the change's logarithm, and how far its interval reaches on each side.
+
+    An undecided answer says what would tell: with one look, only a base to run beside the head.
+    """
+    better, reach = -change[0] if one.better == "lower" else change[0], change[1]
+    middle, low, high = (finite_exp(better + step) for step in (0.0, -reach, reach))
     answer: WatchAnswer
     limit, why = 1 / (1 + suite.margin), ""
     if high < limit:
@@ -465,14 +444,17 @@ def _answered(
         answer = "undecided"
         cause = noise_of(low, high, None)
         cause = cause or f"the interval holds what is allowed ({100 * suite.margin:.3g}%)"
-        why = f"{cause}: {remedy}"
+        more = more_pairs(len(head), reach, abs(better + math.log1p(suite.margin)))
+        tells = "no number of pairs would tell: allow more in fail_if_slower"
+        tells = tells if more is None else f"about {more:,} more pairs would tell"
+        why = f"{cause}: {tells if looks > 1 else 'run the base too, with --base'}"
     return _result(
         one,
         answer,
         why,
         base=base,
         head=float(np.median(head)),
-        ratio=Ratio(ratio=middle, low=low, high=high, confidence=change.confidence),
+        ratio=Ratio(ratio=middle, low=low, high=high, confidence=suite.confidence(looks)),
         runs=len(head),
     )
 
