@@ -193,6 +193,7 @@ class WatchResult:
 
 LOOKS = 3
 """Looks at a benchmark's pairs. Each further one doubles them, if the answer is undecided."""
+MOST_ADVISED = 2000  # More pairs than this nobody is told to run
 LEAST_HISTORY = 5  # Results of the newest level that a history needs to be a baseline
 _LEAST_RUNS = 3
 Values = Mapping[str, Sequence[float]]  # Measured values by side
@@ -445,8 +446,9 @@ def _answered(
         cause = noise_of(low, high, None)
         cause = cause or f"the interval holds what is allowed ({100 * suite.margin:.3g}%)"
         more = more_pairs(len(head), reach, abs(better + math.log1p(suite.margin)))
-        tells = "no number of pairs would tell: allow more in fail_if_slower"
-        tells = tells if more is None else f"about {more:,} more pairs would tell"
+        tells = f"about {more} more pairs would tell"
+        if more is None or more > MOST_ADVISED:
+            tells = "it is too close to what is allowed to tell: allow more in fail_if_slower"
         why = f"{cause}: {tells if looks > 1 else 'run the base too, with --base'}"
     return _result(
         one,
