@@ -3,12 +3,16 @@
     python benchmarks/judge/judge_aa.py [--verdicts 500] [--seed 0] [--busy 0] [--minutes 40]
                                   [--kinds suite,cpp,blocks] [--scale 0.5] [--out judge_aa.jsonl]
 
+A verdict takes 2 to 6 s on two quiet Zen 4 cores. Plan 40 minutes for 500, and several times that
+beside --busy processes. Stop it when you like, by Ctrl-C or --minutes, and start it again to go on.
+
 Three kinds of problems take turns. `suite` is the training suite's references at `ci` sizes, as
 Python kernels. `cpp` is shipped C++ kernels, each judged against a reference that calls the same
 kernel. `blocks` is whole blocks of EfficientNet, ResNet and a transformer in KernelBench's form,
 shrunk by --scale. --busy starts that many processes that compute all the time.
 
 Each verdict is one line of --out. If --out exists, its verdicts are counted and not judged again.
+A run that is stopped prints what it has.
 The output has one row per kind; the last line is one JSON object with the number of `verdicts` that
 have a ratio, how many were `proven`, their `median_ratio`, and `worst_low`, the highest lower end
 of an interval. The exit code is 1 if more than 1 in 500 was proven, or if the median is more than
@@ -26,12 +30,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from judge_aa_references import SHIPPED, kernel_of, problem_of
+from kept_rows import Row, interruptible, kept_rows
 
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.kernel_file import built_in_kernel
@@ -72,7 +76,7 @@ def in_turn(kinds: Sequence[str], scale: float, seed: int) -> Iterator[Question]
             yield left[kind].pop()
 
 
-def row_of(kind: str, name: str, verdict: Verdict, took_s: float) -> dict[str, Any]:
+def row_of(kind: str, name: str, verdict: Verdict, took_s: float) -> Row:
     """Return a verdict as a line of the output."""
     ratio = verdict.speedup.vs_reference
     return {
@@ -87,7 +91,7 @@ def row_of(kind: str, name: str, verdict: Verdict, took_s: float) -> dict[str, A
     }
 
 
-def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summary(rows: Sequence[Row]) -> Row:
     """Summarise the proven verdicts and the ratios' distance from 1."""
     told = [row for row in rows if row["ratio"] is not None]
     ratios = [row["ratio"] for row in told]
@@ -114,19 +118,18 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def judge_all(asked: argparse.Namespace, rows: list[dict[str, Any]], out: Path) -> None:
-    """Judge until there are enough verdicts or the time is up; write one line for each."""
+def judge_all(asked: argparse.Namespace, rows: list[Row], keep: Callable[[Row], None]) -> None:
+    """Judge until there are enough verdicts or the time is up; keep a row of each."""
     deadline = time.monotonic() + 60 * asked.minutes
     coming = in_turn(asked.kinds.split(","), asked.scale, asked.seed)
     for _ in rows:  # judged by an earlier run
         next(coming)
-    with KernelJudge() as judge, out.open("a", encoding="utf-8") as file:
+    with KernelJudge() as judge:
         while len(rows) < asked.verdicts and time.monotonic() < deadline:
             kind, name, problem, kernel = next(coming)
             began = time.monotonic()
             verdict = judge.judge(kernel, problem, time_limit_s=asked.limit_s)
-            rows.append(row_of(kind, name, verdict, time.monotonic() - began))
-            print(json.dumps(rows[-1]), file=file, flush=True)
+            keep(row_of(kind, name, verdict, time.monotonic() - began))
             shown = rows[-1]["ratio"]
             words = f"{shown:.2f}x" if shown else verdict.reason[:60]
             print(
@@ -152,9 +155,8 @@ def main() -> None:
     )
     asked = parser.parse_args()
     out = asked.out or Path(f"judge_aa_{asked.seed}_{asked.busy}.jsonl")
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    with busy(asked.busy):
-        judge_all(asked, rows, out)
+    with kept_rows(out) as (rows, keep), interruptible(), busy(asked.busy):
+        judge_all(asked, rows, keep)
     for kind in KINDS:
         print(json.dumps({"kind": kind, **summary([row for row in rows if row["kind"] == kind])}))
     statuses = dict(Counter(row["status"] for row in rows))
