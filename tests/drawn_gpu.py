@@ -227,7 +227,9 @@ def judged(monkeypatch: pytest.MonkeyPatch, world: World) -> tuple[Decided, Case
     def candidate(*_: object) -> DrawnArm:
         return DrawnArm(CANDIDATE, world, rivalry.device_clock)
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, contextlib.ExitStack() as after:
+        # The answer that is kept came from fewer resamples than a caller's would.
+        after.callback(decide._compare_with_rivals.cache_clear)
         for name in ("compare", "aa_floor"):
             fewer = functools.partial(getattr(decide, name), resamples=RESAMPLES)
             patch.setattr(decide, name, fewer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from typing import Any
 
@@ -61,6 +62,22 @@ def delivered(tensor: Tensor) -> Tensor:
     if not raw:
         return torch.empty(tensor.shape, dtype=tensor.dtype)
     return torch.frombuffer(raw, dtype=tensor.dtype).reshape(tensor.shape)
+
+
+@needs_own_memory
+def test_a_flag_that_a_candidate_sets_on_the_file_moves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = os.memfd_create
+
+    def with_flag(name: str) -> int:
+        memory = made(name)
+        fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)
+        return memory
+
+    monkeypatch.setattr(os, "memfd_create", with_flag)
+    for tensor in (torch.arange(12.0), torch.arange(12.0).reshape(3, 4).T):
+        assert torch.equal(delivered(tensor), tensor)
 
 
 @needs_own_memory

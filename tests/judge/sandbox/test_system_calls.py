@@ -62,3 +62,32 @@ def test_a_candidate_among_others_can_slow_only_itself() -> None:
     done = subprocess.run([sys.executable, "-c", AMONG_OTHERS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["denied"] * 4
+
+
+SHARED_FILES = """
+import ctypes, fcntl
+from ratchet.base.process import families
+from ratchet.judge.sandbox import confine
+
+families.prctl(families.PR_SET_NO_NEW_PRIVS, 1)
+confine.deny_needless(among_others=False)
+files = [open(ctypes.__file__, "rb") for _ in range(2)]
+for file in files:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+for told in (fcntl.F_GETLK, fcntl.F_SETLEASE, fcntl.F_NOTIFY):
+    try:
+        fcntl.fcntl(files[0], told, 0)
+    except PermissionError:
+        print("denied")
+if ctypes.CDLL(None).inotify_init() < 0:
+    print("denied")
+print(open("/proc/locks").read().count(f" {__import__('os').getpid()} "))
+"""
+
+
+@pytest.mark.skipif(not confine.known(), reason="needs seccomp on x86-64")
+def test_what_others_do_with_a_shared_file_is_not_told() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARED_FILES], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["denied"] * 4 + ["0"]

@@ -10,7 +10,7 @@ from answers import assert_right
 from ratchet.judge.api import as_kernel, as_problem
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
-from ratchet.judge.problems.references import LENGTH, LONG_SUM, with_long_sum
+from ratchet.judge.problems.references import LENGTH, LONG_SUM, STATED_SUM, with_long_sum
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
 from ratchet.judge.verdict import Verdict
 
@@ -54,7 +54,7 @@ def grown(
     inputs = tuple(TensorSpec(shape=one, dtype=dtype) for one in shapes)
     case = Case(name="own", inputs=inputs, timed=True)
     problem = with_long_sum(Problem(name="p", reference=reference, cases=(case,), text=TEXT))
-    return [spec.shape for one in problem.cases if one.name == LONG_SUM for spec in one.inputs]
+    return [spec.shape for one in problem.cases if one.grown for spec in one.inputs]
 
 
 def test_the_dimension_that_is_summed_over_grows() -> None:
@@ -71,20 +71,44 @@ def test_a_problem_without_such_a_sum_stays_as_it_is() -> None:
     assert grown("product", (8, 16), (17, 12)) == []  # the reference itself rejects these
 
 
-def judged(court: KernelJudge, folder: Path, *, dtype: str, length: str) -> Verdict:
+LARGER = """, Case(name="large", timed=True, tier="gpu", inputs=(
+    TensorSpec(shape=(16, 4096), dtype="float16"), TensorSpec(shape=(4096, 24), dtype="float16")))))
+"""
+
+
+def judged(
+    court: KernelJudge, folder: Path, *, dtype: str, length: str, larger: bool = False
+) -> Verdict:
     problem, kernel = folder / "problem.py", folder / "kernel.py"
-    problem.write_text(TEXT)
+    text = TEXT.replace('name="own", timed=True', 'name="own", tier="ci", timed=True')
+    end = "),))\n"
+    assert text.endswith(end)
+    problem.write_text(text.removesuffix(end) + ")" + LARGER if larger else TEXT)
     kernel.write_text(KERNEL.format(dtype=dtype, length=length))
     asked = as_problem(problem, describe=court.describe)
+    if larger:
+        asked = asked.at("ci")
     return court.judge(as_kernel(kernel, asked), asked)
 
 
 @needs_sandbox
 @pytest.mark.usefixtures("few_rounds")
-def test_an_accumulator_in_half_precision_is_wrong(court: KernelJudge, tmp_path: Path) -> None:
-    verdict = judged(court, tmp_path, dtype="float16", length="a.shape[1]")
+def test_an_accumulator_in_half_precision_is_wrong_where_the_problem_has_long_sums(
+    court: KernelJudge, tmp_path: Path
+) -> None:
+    verdict = judged(court, tmp_path, dtype="float16", length="a.shape[1]", larger=True)
     assert verdict.status == "wrong"
-    assert verdict.reason.startswith(f"case {LONG_SUM}: ")
+    assert verdict.reason.startswith(f"case {STATED_SUM}: ")
+
+
+@needs_sandbox
+@pytest.mark.usefixtures("few_rounds")
+def test_a_length_that_the_judge_chose_convicts_nobody(court: KernelJudge, tmp_path: Path) -> None:
+    verdict = judged(court, tmp_path, dtype="float16", length="a.shape[1]")
+    assert_right(verdict)
+    assert f"in sums as long as {LENGTH} it loses more" in verdict.reason
+    (found,) = [one for one in verdict.evidence if one.check == f"correct on {LONG_SUM}"]
+    assert found.passed is None
 
 
 @needs_sandbox

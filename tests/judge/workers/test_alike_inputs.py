@@ -97,14 +97,14 @@ def test_inputs_whose_elements_belong_together_stay() -> None:
         }[make]
 
     for make in ("symmetric", "probabilities", "labels"):
-        assert movable(of(spec()), draws(make), draws(make)) == [], make
-    assert movable(of(spec()), draws("plain"), draws("plain")) == [0]
+        assert movable(of(spec()), draws(make), draws(make), {}) == [], make
+    assert movable(of(spec()), draws("plain"), draws("plain"), {}) == [0]
 
 
 def test_integers_move_only_if_each_is_drawn_alone() -> None:
     one, two = torch.arange(36).view(6, 6), torch.arange(1, 37).view(6, 6)
-    assert movable(of(spec("integers", "int64")), [one], [two]) == [0]
-    assert movable(of(spec("from_file", "int64")), [one], [two]) == []
+    assert movable(of(spec("integers", "int64")), [one], [two], {}) == [0]
+    assert movable(of(spec("from_file", "int64")), [one], [two], {}) == []
 
 
 def test_what_no_answer_shows_is_not_made() -> None:

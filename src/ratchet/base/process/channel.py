@@ -100,8 +100,10 @@ class Channel:
             self._socket.settimeout(limit_s)
             rights = array.array("i", descriptors)
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if descriptors else []
-            self._socket.sendmsg([LENGTH.pack(len(body))], ancillary)
-            self._socket.sendall(body)
+            whole = LENGTH.pack(len(body)) + body  # at once: the other end wakes only once
+            sent = self._socket.sendmsg([whole], ancillary)
+            if sent < len(whole):
+                self._socket.sendall(memoryview(whole)[sent:])
         except TimeoutError as error:
             raise ChannelTimeout("the other end took nothing in time") from error
         except OSError as error:

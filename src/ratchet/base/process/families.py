@@ -172,17 +172,24 @@ def stop(
     execve, which a stopped child never does: that child is let run for EXEC_S at a time.
     """
     deadline = time.monotonic() + settle_s
+    found: dict[int, ProcessState] = {}
     while True:
-        found = family(root, enclosed=enclosed)
-        for pid in spared:
-            found.pop(pid, None)
         running = [pid for pid in found if not _stands(pid)]
-        if not running and set(family(root, enclosed=enclosed)) <= {*found, *spared}:
-            return list(found)  # none was born between the listing and the last one's standing
+        waiting: set[int] = set()
+        if not running:
+            now = family(root, enclosed=enclosed)
+            for pid in spared:
+                now.pop(pid, None)
+            if found and set(now) <= set(found):
+                return list(now)  # none was born between the listing and the last one's standing
+            running, found = [pid for pid in now if pid not in found], now
+            if not found:
+                return []
+        else:
+            # In state D no signal but SIGKILL reaches a thread: it waits for a vfork's child, say.
+            waiting = {pid for pid in running if "D" in thread_states(pid)}
         if time.monotonic() > deadline:
             return None
-        # In state D no signal but SIGKILL reaches a thread: it waits for a vfork's child, say.
-        waiting = {pid for pid in running if "D" in thread_states(pid)}
         awaited = [pid for pid, state in found.items() if state.parent in waiting]
         _signal_each([pid for pid in running if pid not in awaited], signal.SIGSTOP)
         if awaited and time.monotonic() > deadline - settle_s + EXEC_S:  # no mere wait for a disk

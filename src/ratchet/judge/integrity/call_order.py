@@ -18,8 +18,7 @@ from functools import partial
 from typing import Final
 
 from ratchet.base.process import families
-from ratchet.judge.integrity.outputs import ITEM_BYTES
-from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot, span
+from ratchet.judge.sandbox.shared_memory import BatchLayout, Slot
 
 # Sample from outside which instruction each thread of a family of processes is at.
 #
@@ -259,8 +258,7 @@ def _spots(slots: Sequence[Slot], rng: random.Random) -> list[tuple[int, int, in
     for slot in slots:
         if 0 in slot.size:
             continue
-        item = ITEM_BYTES[slot.dtype]
-        span_bytes = span(slot.size, slot.stride) * item
+        item, span_bytes = slot.item_bytes, slot.span_bytes
         length = min(SPOT_BYTES, span_bytes)
         room = (span_bytes - length) // item
         places = {0, room, *(rng.randint(0, room) for _ in range(SPOTS - 2))}

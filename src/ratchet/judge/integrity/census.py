@@ -53,8 +53,9 @@ MEMORY: Final = frozenset(
 )
 """Operations that make memory. Reading a number (`item`) or making a tensor of Python's numbers
 (`lift_fresh`) counts as work: a host that does so for every element computes in Python."""
-ADDRESSED: Final = ("ctypes.", "/proc/self/mem")
-"""Prefix of Python's functions that read memory by its address, of unknown extent."""
+ADDRESSED: Final = ("ctypes.", "/proc/self/mem", "os.fork")
+"""Prefixes of Python's functions that read memory by its address, or copy their process: of unknown
+extent."""
 VIEWS: Final = frozenset(
     f"aten::{name}"
     for name in (

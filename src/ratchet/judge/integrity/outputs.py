@@ -18,6 +18,7 @@ of an input change with that input, and a view costs nothing where the reference
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -28,13 +29,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ratchet.base import Json
-from ratchet.judge import abi
 from ratchet.judge.sandbox.shared_memory import INPUTS, BatchLayout, Slot, span
 
 SPOTS: Final = 48
 SPOT_BYTES: Final = 128
-ITEM_BYTES: Final = {code: abi.ITEM_BYTES[name] for name, code in abi.DTYPE_CODES.items()}
-"""Bytes of one element, by its dtype's code."""
 MOST_GAPS: Final = 2
 """The worker makes a result dense if its elements lie over more than this many times their size."""
 MOST_ADDRESS: Final = 1 << 56
@@ -61,7 +59,8 @@ class OutputSpots:
         """
         rng = random.SystemRandom()
         slots = [slot for call in layout.calls for slot in call if slot.region != INPUTS]
-        drawn = rng.sample(slots, SPOTS) if len(slots) > SPOTS else _repeated(slots)
+        often = SPOTS // max(1, len(slots))
+        drawn = slots * often if often else rng.sample(slots, SPOTS)
         self._spots = [_spot(slot, rng) for slot in drawn]
         rng.shuffle(self._spots)
         self._memories, self._ask = memories, read
@@ -107,16 +106,18 @@ class ReturnedOutputs:
             if 0 in slot.size:
                 continue
             address, given = self._place(call, position)
-            item, memory = ITEM_BYTES[slot.dtype], self._memories[slot.region]
-            given_bytes = span(slot.size, given) * item
-            if given == list(slot.stride):
-                self._copy(address, given_bytes, memory, slot.offset)
-                continue
-            unit = np.dtype(f"u{item}")
-            found = np.frombuffer(self._read(address, given_bytes), unit)
-            dense = np.zeros(span(slot.size, slot.stride), unit)
-            _strided(dense, slot.size, slot.stride)[...] = _strided(found, slot.size, given)
-            _write(memory, dense, slot.offset)
+            item = slot.item_bytes
+            # Through a mapping: a candidate has the same open file, and one that set O_APPEND there
+            # would move what is written to it.
+            with mmap.mmap(self._memories[slot.region], 0) as memory:
+                if given == list(slot.stride):
+                    self._copy(address, span(slot.size, given) * item, memory, slot.offset)
+                    continue
+                unit = np.dtype(f"u{item}")
+                found = np.frombuffer(self._read(address, span(slot.size, given) * item), unit)
+                dense = np.zeros(span(slot.size, slot.stride), unit)
+                _strided(dense, slot.size, slot.stride)[...] = _strided(found, slot.size, given)
+                memory[slot.offset : slot.offset + dense.nbytes] = dense.tobytes()
 
     def shared(self, call: int) -> str:
         """Return how an output of a call has no memory of its own, in words; "" if all have."""
@@ -125,7 +126,7 @@ class ReturnedOutputs:
             if self._views or 0 in slot.size:
                 continue
             address, stride = self._place(call, position)
-            item = ITEM_BYTES[slot.dtype]
+            item = slot.item_bytes
             end = address + span(slot.size, stride) * item
             if any(begin < end and address < last for begin, last in self._mapped_inputs()):
                 return f"output {position} is a view of an input, and the reference's is not"
@@ -154,7 +155,7 @@ class ReturnedOutputs:
         if 0 in slot.size:
             return b""
         address, stride = self._place(call, position)
-        span_bytes = span(slot.size, stride) * ITEM_BYTES[slot.dtype]
+        span_bytes = span(slot.size, stride) * slot.item_bytes
         length = min(SPOT_BYTES, span_bytes)
         return self._read(address + int(where * (span_bytes - length + 1)), length)
 
@@ -170,11 +171,11 @@ class ReturnedOutputs:
             raise Unreadable("it told nonsense of where its outputs lie")
         return address, stride
 
-    def _copy(self, address: int, size_bytes: int, memory: int, offset: int) -> None:
+    def _copy(self, address: int, size_bytes: int, memory: mmap.mmap, offset: int) -> None:
         """Copy in pieces: large outputs do not pass through the judge's memory as a whole."""
         for at in range(0, size_bytes, PIECE_BYTES):
             piece = self._read(address + at, min(PIECE_BYTES, size_bytes - at))
-            _write(memory, np.frombuffer(piece, np.uint8), offset + at)
+            memory[offset + at : offset + at + len(piece)] = piece
 
     def _read(self, address: int, size_bytes: int) -> bytes:
         assert self._file is not None
@@ -208,14 +209,9 @@ def readable(pid: int) -> bool:
     return True
 
 
-def _repeated(slots: list[Slot]) -> list[Slot]:
-    return slots * (SPOTS // len(slots)) if slots else []
-
-
 def _spot(slot: Slot, rng: random.Random) -> Spot:
-    span_bytes = span(slot.size, slot.stride) * ITEM_BYTES[slot.dtype]
-    length = min(SPOT_BYTES, span_bytes)
-    return slot.region, slot.offset + rng.randrange(span_bytes - length + 1), length
+    length = min(SPOT_BYTES, slot.span_bytes)
+    return slot.region, slot.offset + rng.randrange(slot.span_bytes - length + 1), length
 
 
 def _strided(flat: np.ndarray, size: Sequence[int], stride: Sequence[int]) -> np.ndarray:
@@ -247,10 +243,3 @@ def _overlap(one: np.ndarray, two: np.ndarray) -> bool:
         return np.shares_memory(one, two, max_work=OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return False
-
-
-def _write(descriptor: int, data: np.ndarray, offset: int) -> None:
-    view = memoryview(data.data).cast("B")
-    while view:
-        written = os.pwrite(descriptor, view[:PIECE_BYTES], offset)
-        view, offset = view[written:], offset + written

@@ -14,6 +14,10 @@ from typing import Final, Literal
 from ratchet.base.errors import KernelError
 from ratchet.judge.abi import DTYPE_CODES
 
+LONG_SUM, STATED_SUM = "long sum", "long sum of a larger case"
+"""The names of a hidden case with a sum that the judge made longer: to a length that it chose,
+which convicts no kernel, or to one that a case of another tier has."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Structure:
@@ -132,7 +136,8 @@ class Case:
     timed: bool = False  # The judge times this case
     hidden: bool = False  # Authors do not see this case
     grown: bool = False
-    """Not of the problem's own sizes: a kernel need not take them, but may not be inexact there."""
+    """Not of the problem's own sizes: a kernel need not take them. If it does, it may not be
+    inexact where the problem states as long a sum elsewhere (STATED_SUM)."""
     tier: Tier = "cpu"
     """Size class: `ci` takes milliseconds, `gpu` fills an accelerator. Hidden cases count at every
     tier."""

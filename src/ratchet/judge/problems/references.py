@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from ratchet.judge.problems.case import LONG_SUM, STATED_SUM
 from ratchet.judge.problems.inputs import build, dtype_named
 from ratchet.judge.problems.problem import Case, Problem, Reference, TensorSpec
 from ratchet.judge.problems.tolerance import coded, same_bits
@@ -193,7 +194,6 @@ def _same(one: Tensor, other: Tensor) -> bool:
 # So a dimension over which the reference sums is made longer: one whose growth in two inputs
 # leaves every output's shape as it was.
 
-LONG_SUM: Final = "long sum"
 HALF: Final = ("float16", "bfloat16")
 LENGTH: Final = 4096
 MOST_ELEMENTS: Final = 2 << 20  # Elements of the inputs of such a case: it may be emulated
@@ -210,7 +210,11 @@ def with_long_sum(problem: Problem) -> Problem:
         return problem
     smallest = min(halves, key=lambda case: sum(math.prod(one.shape) for one in case.inputs))
     found = _longer(problem.load_reference(), smallest)
-    return problem if found is None else replace(problem, cases=(*problem.cases, found))
+    if found is None:
+        return problem
+    sizes = [max(one.shape, default=0) for case in halves for one in case.inputs]
+    name = STATED_SUM if max(sizes) >= LENGTH else LONG_SUM
+    return replace(problem, cases=(*problem.cases, replace(found, name=name)))
 
 
 def _longer(reference: Reference, case: Case) -> Case | None:
@@ -233,9 +237,7 @@ def _longer(reference: Reference, case: Case) -> Case | None:
         if sum(math.prod(one.shape) for one in inputs) > MOST_ELEMENTS:
             continue
         if shapes is not None and _shapes(reference, case, inputs) == shapes:
-            return replace(
-                case, name=LONG_SUM, inputs=tuple(inputs), timed=False, hidden=True, grown=True
-            )
+            return replace(case, inputs=tuple(inputs), timed=False, hidden=True, grown=True)
     return None
 
 

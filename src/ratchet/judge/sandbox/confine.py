@@ -28,7 +28,7 @@ ARCHITECTURE: Final = 0xC000003E  # AUDIT_ARCH_X86_64 of linux/audit.h
 FOREIGN_CALLS: Final = 0x4000_0000  # The first number of the x32 interface
 NUMBERS: Final = {
     "ioctl": 16, "shmget": 29, "socket": 41, "connect": 42, "clone": 56, "kill": 62,
-    "semget": 64, "msgget": 68, "fcntl": 72, "truncate": 76, "chmod": 90, "fchmod": 91,
+    "semget": 64, "msgget": 68, "fcntl": 72, "flock": 73, "truncate": 76, "chmod": 90, "fchmod": 91,
     "chown": 92, "fchown": 93, "lchown": 94, "ptrace": 101, "rt_sigqueueinfo": 129, "utime": 132,
     "setpriority": 141, "sched_setparam": 142, "sched_setscheduler": 144, "pivot_root": 155,
     "prctl": 157, "chroot": 161, "mount": 165, "umount2": 166, "setxattr": 188, "lsetxattr": 189,
@@ -52,6 +52,8 @@ DENIED: Final = (
     *("chroot", "open_tree", "move_mount", "fsopen"),
     # Objects that outlive a process, or reach beyond it.
     *("socket", "shmget", "semget", "msgget", "mq_open"),
+    # What others do with a file that every sandbox shows: its inode is one.
+    *("inotify_init", "inotify_init1", "fanotify_init"),
     # A timer can send SIGCONT and wake a process that the judge has stopped. A timerfd interrupts
     # the rival while its owner is stopped.
     *("timer_create", "timerfd_create"),
@@ -61,12 +63,12 @@ DENIED_AMONG_OTHERS: Final = (
     "connect",
     *("pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "tkill"),
     *("setpriority", "ioprio_set"),
-    # Files of its user, which Landlock does not cover: modes, owners, times, attributes, length
-    # before ABI 3, and notifications.
+    # Files of its user, which Landlock does not cover: modes, owners, times, attributes, and length
+    # before ABI 3.
     *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"),
     *("utime", "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr"),
     *("setxattrat", "removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
-    *("file_setattr", "truncate", "inotify_init", "inotify_init1", "fanotify_init"),
+    *("file_setattr", "truncate"),
 )
 OF_ITSELF_AMONG_OTHERS: Final = (
     *("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"),
@@ -77,6 +79,12 @@ NEW_NAMESPACES: Final = 0x7E02_0000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET of linux/sched.h."""
 F_SETOWN, F_SETSIG, F_SETOWN_EX = 8, 10, 15
 """Commands of fcntl that set who gets a descriptor's signals: SIGIO would end such a process."""
+OF_SHARED_FILES: Final = (5, 36, 1024, 1026)
+"""F_GETLK, F_OFD_GETLK, F_SETLEASE and F_NOTIFY tell what another sandbox does with a file."""
+LOCKS: Final = (6, 7, 37, 38)
+"""F_SETLK, F_SETLKW, F_OFD_SETLK and F_OFD_SETLKW. They and flock succeed and do nothing: by a lock
+on a file that every sandbox shows, one candidate could tell another its answers. Builds use locks,
+among processes that can do without."""
 FILE_IOCTLS: Final = (0x8901, 0x8902, 0x4008_6602, 0x4004_6602, 0x401C_5820, 0x4080_6685)
 """FIOSETOWN and SIOCSPGRP do the same. FS_IOC_SETFLAGS, its 32-bit form, FS_IOC_FSSETXATTR and
 FS_IOC_ENABLE_VERITY of linux/fs.h change a file that is open for reading."""
@@ -87,6 +95,7 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 LOAD, IF_EQUAL, IF_AT_LEAST, IF_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, DENY, NOT_THERE = 0x7FFF_0000, 0x0005_0000 | errno.EPERM, 0x0005_0000 | errno.ENOSYS
+DO_NOTHING: Final = 0x0005_0000  # The call returns 0
 KILL: Final = 0x8000_0000
 CALL_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 SET_MODE_FILTER, ALL_THREADS = 1, 1
@@ -137,7 +146,9 @@ def program(own_pid: int, among_others: bool, local_sockets: bool = False) -> li
     found += [(IF_EQUAL, 0, 1, NUMBERS["clone3"]), (RETURN, 0, 0, NOT_THERE)]
     found += _deny_if("clone", 0, [(IF_ANY_BIT, NEW_NAMESPACES)])
     owners = (F_SETSIG, F_SETOWN, F_SETOWN_EX) if among_others else (F_SETSIG,)
-    found += _deny_if("fcntl", 1, [(IF_EQUAL, what) for what in owners])
+    denied = [(IF_EQUAL, what) for what in (*owners, *OF_SHARED_FILES)]
+    found += _deny_if("fcntl", 1, denied, skipped=LOCKS)
+    found += [(IF_EQUAL, 0, 1, NUMBERS["flock"]), (RETURN, 0, 0, DO_NOTHING)]
     if among_others:
         found += _deny_if("ioctl", 1, [(IF_EQUAL, what) for what in FILE_IOCTLS])
         places = [(IF_EQUAL, PR_SET_PDEATHSIG), (IF_EQUAL, PR_SET_CHILD_SUBREAPER)]
@@ -162,11 +173,18 @@ def _local_sockets() -> list[Instruction]:
     return [(IF_EQUAL, 0, len(body), NUMBERS["socket"]), *body]
 
 
-def _deny_if(name: str, argument: int, tests: Sequence[tuple[int, int]]) -> list[Instruction]:
-    """Deny a call if the low word of an argument passes one of the tests, else allow it."""
+def _deny_if(
+    name: str, argument: int, tests: Sequence[tuple[int, int]], *, skipped: Sequence[int] = ()
+) -> list[Instruction]:
+    """Deny a call if the low word of an argument passes one of the tests, else allow it.
+
+    With one of the `skipped` values it does nothing and succeeds.
+    """
     body: list[Instruction] = [(LOAD, 0, 0, ARGUMENTS_OFFSET + 8 * argument)]
     for test, operand in tests:
         body += [(test, 0, 1, operand), (RETURN, 0, 0, DENY)]
+    for value in skipped:
+        body += [(IF_EQUAL, 0, 1, value), (RETURN, 0, 0, DO_NOTHING)]
     body.append((RETURN, 0, 0, ALLOW))
     return [(IF_EQUAL, 0, len(body), NUMBERS[name]), *body]
 

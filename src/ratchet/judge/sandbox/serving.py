@@ -6,6 +6,7 @@ for over a second.
 
 from __future__ import annotations
 
+import _locale
 import contextlib
 import ctypes
 import functools
@@ -13,6 +14,7 @@ import gc
 import os
 import platform
 import resource
+import signal
 import sys
 import traceback
 import warnings
@@ -149,11 +151,23 @@ State = Mapping[str, str]  # Names of what is left alone, with its values in wor
 ENVIRONMENT_BYTES: Final = 256  # More than any machine's fenv_t takes
 X86, ARM = ("x86_64", "AMD64"), ("aarch64", "arm64")
 SIGNALS: Final = ("SigBlk:", "SigIgn:")  # Lines of /proc/self/status
+OF_THREADS: Final = 3 << 31
+"""Signals 32 and 33, which the C library handles once there are threads (signal(7))."""
+KEPT: Final = {"its dumps": 3, "how late its timers are": 30, "its lack of huge pages": 42}
+"""PR_GET_DUMPABLE, PR_GET_TIMERSLACK (ns) and PR_GET_THP_DISABLE of prctl(2)."""
+ASKED: Final = 0xFFFFFFFF  # Of personality(2): change nothing
 VARIABLES: Final = (
     *(
         b"OMP_",
         b"GOMP_",
+        b"KMP_",
         b"MKL_",
+        b"OPENBLAS_",
+        b"PYTORCH_",
+        b"NCCL_",
+        b"MALLOC_",
+        b"GLIBC_TUNABLES=",
+        b"TZ=",
         b"LD_",
         b"PATH=",
         b"PYTHON",
@@ -167,7 +181,8 @@ VARIABLES: Final = (
 """Beginnings of variables that programs read later; a compiler sets others of its own."""
 OPENMP: Final = ("libgomp.so.1", "libomp.so")
 MXCSR_AT: Final = 28
-LIMITS: Final = ("RLIMIT_NOFILE", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE", "RLIMIT_NPROC")
+LIMITS: Final = sorted(name for name in vars(resource) if name.startswith("RLIMIT_"))
+TIMERS: Final = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 FLAGS: Final = 0x3F  # The bits of MXCSR that arithmetic sets (Intel's manual, volume 1, 10.2.3)
 MOST_NAMED: Final = 4
 
@@ -184,9 +199,13 @@ def process_state() -> State:
         "the environment": _environment(),
         "the working folder": os.getcwd(),
         "the mask of new files": f"{mask:o}",
-        "blocked and ignored signals": _signals(),
-        "its priority": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "blocked and ignored signals": signals(*SIGNALS),
+        "its priority": f"{os.getpriority(os.PRIO_PROCESS, 0)}, {os.sched_getscheduler(0)}",
         "its limits": str(limits),
+        "its timers": ", ".join("on" if any(signal.getitimer(one)) else "off" for one in TIMERS),
+        "its locale": _locale.setlocale(_locale.LC_ALL),
+        "its personality": f"{_libc().personality(ASKED):#x}",
+        **{name: str(_libc().prctl(one, 0, 0, 0, 0)) for name, one in KEPT.items()},
     }
 
 
@@ -205,18 +224,18 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def _signals() -> str:
-    """Return the signals that are blocked or ignored and were not at first, as masks.
+def signals(*lines: str) -> str:
+    """Return the signals of these lines of /proc/self/status that were not there at first.
 
     Libraries such as LLVM set handlers of their own, also of what Python ignores.
     """
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        now = [int(line.split()[1], 16) for line in file if line.startswith(SIGNALS)]
-    _first_signals.extend(now if not _first_signals else ())
-    return ", ".join(f"{one & ~first:x}" for one, first in zip(now, _first_signals, strict=True))
+        found = {line[:7]: int(line.split()[1], 16) for line in file if line.startswith(lines)}
+    now = {name: mask & ~OF_THREADS for name, mask in found.items()}
+    return ", ".join(f"{now[one] & ~_first_signals.setdefault(one, now[one]):x}" for one in lines)
 
 
-_first_signals: list[int] = []
+_first_signals: dict[str, int] = {}
 
 
 def _openmp_threads() -> str:

@@ -11,13 +11,14 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from ratchet.base.process.channel import Message
+from ratchet.judge.abi import DTYPE_CODES, ITEM_BYTES
 
 INPUTS, IN_PLACE, OUTPUTS = 0, 1, 2
 """Regions of a batch: what a kernel may only read, what it changes, and what it writes."""
@@ -59,6 +60,9 @@ _WORDS: Final = (
 )
 
 
+_ITEM_BYTES: Final = {code: ITEM_BYTES[name] for name, code in DTYPE_CODES.items()}
+
+
 class Slot(NamedTuple):
     """The place of one tensor of one call."""
 
@@ -67,6 +71,16 @@ class Slot(NamedTuple):
     dtype: int  # Its code in `problems.dtypes`
     size: Sequence[int]
     stride: Sequence[int]
+
+    @property
+    def item_bytes(self) -> int:
+        """Return the bytes of one element."""
+        return _ITEM_BYTES[self.dtype]
+
+    @property
+    def span_bytes(self) -> int:
+        """Return the bytes from its first element to its last, gaps included."""
+        return span(self.size, self.stride) * self.item_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,6 +197,41 @@ class MappedRegion:
 
     def release(self) -> None:
         _libc.munmap(self._whole, self._whole_bytes)
+
+
+class _Placed(Protocol):
+    def release(self) -> None:
+        """Give back the addresses."""
+
+
+Batch = TypeVar("Batch", bound=_Placed)
+
+
+class LastBatches(Generic[Batch]):
+    """A worker's batch in hand, and the one before it, which keeps its addresses for so long.
+
+    So a new batch cannot get them again, unless it is to lie where earlier ones lay.
+    """
+
+    def __init__(self) -> None:
+        self.now: Batch | None = None
+        self._before: Batch | None = None
+
+    def take(self, layout: BatchLayout, make: Callable[[], Batch]) -> None:
+        """Make the next batch."""
+        if layout.bases:
+            self.release()
+            self._before, self.now = self.now, None
+            self.release()
+        made = make()
+        self.release()
+        self._before, self.now = self.now, made
+
+    def release(self) -> None:
+        """Give back the addresses of the batch before."""
+        if self._before is not None:
+            self._before.release()
+        self._before = None
 
 
 def _map(address: int, size: int, protection: int, flags: int, descriptor: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -72,6 +72,15 @@ class _RanBatch(msgspec.Struct, frozen=True, kw_only=True):
     device_s: Seconds | None = None
     census: object = None
     rejected: dict[str, str] = {}
+
+
+class Held(NamedTuple):
+    """The things that a candidate's processes hold; `bytes` of memory, without what is shared."""
+
+    bytes: int
+    descriptors: int
+    threads: int
+    processes: int
 
 
 class CandidateProcess:
@@ -161,9 +170,15 @@ class CandidateProcess:
         """The process id of the head of its family."""
         return self._child.pid
 
-    def own_bytes(self) -> int:
-        """Return the memory of its own that its processes hold, without shared memory."""
-        return self._child.own_bytes()
+    def held(self) -> Held:
+        """Return what its processes hold now."""
+        family = families.family(self.pid, enclosed=True)
+        return Held(
+            bytes=self._child.own_bytes(),
+            descriptors=sum(map(_descriptors, family)),
+            threads=sum(one.threads for one in family.values()),
+            processes=len(family),
+        )
 
     @property
     def worked_s(self) -> float:
@@ -519,6 +534,14 @@ def _raise_refusal(
             raise fault("unmeasured", str(lost))
         what = f"the kernel {what}: {words}{remedy and f'; {remedy}'}"
         raise fault(status, what, raised=status == "crashed")
+
+
+def _descriptors(pid: int) -> int:
+    """Return how many descriptors a process has open; 0 if nobody may look."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
 
 
 def _named(told: object) -> list[str]:

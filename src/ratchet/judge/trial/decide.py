@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 import msgspec
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.measure import Floor, Ratio, span
+from ratchet.base.measure import Ratio, Sample, span
 from ratchet.base.measure.contest import confidence_of
-from ratchet.base.measure.estimate import aa_floor, compare, summarise
+from ratchet.base.measure.estimate import aa_floor, compare
 from ratchet.judge.trial.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
 from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.trial.plan import LOOKS
@@ -115,7 +117,7 @@ def _shown(ratio: Ratio) -> str:
 def _too_short(timings: Sequence[CaseTiming]) -> str:
     """Return why calls are too short to prove a kernel in Python faster, or ""."""
     for timing in timings:
-        time_s = summarise(timing.samples, faster_reference(timing)).median_s
+        time_s = median_s(timing, faster_reference(timing))
         if time_s < SHORTEST_IN_PYTHON_S:
             return (
                 f"a call of the reference on {timing.name} takes {1e6 * time_s:.0f} us, and under "
@@ -132,19 +134,26 @@ def compare_case(timing: CaseTiming) -> Ratio:
     the reference; `faster` and `slower` must hold against each of them. If the reference was also
     timed on one thread, a ratio over 1 is capped by that one: a saved wake-up is no gain.
     """
-    found = _compare_with_rivals(timing)
+    found = _compare_with_rivals(tuple(timing.samples), timing.among)
     if found.low > SYSTEMATIC:
         return found
     return _undecided(found, f"up to {SYSTEMATIC:g}x may be the judge's own error")
 
 
-def _compare_with_rivals(timing: CaseTiming) -> Ratio:
-    floor = _floor(timing)
-    both = _against(timing, REFERENCE, floor, twin=TWIN)
-    found = _agreed(both, {arm: _against(timing, arm, floor) for arm in (REFERENCE, TWIN)})
-    if found.ratio <= 1 or all(sample.arm != ONE_THREAD for sample in timing.samples):
+@functools.lru_cache(maxsize=4)  # a look's answer is also that of the verdict
+def _compare_with_rivals(samples: Sequence[Sample], among: int) -> Ratio:
+    level = _level(among)
+    floor = aa_floor(samples, REFERENCE, TWIN, confidence=level)
+
+    def against(rival: str, twin: str | None = None) -> Ratio:
+        return compare(
+            samples, baseline=rival, twin=twin, new=CANDIDATE, floor=floor, confidence=level
+        )
+
+    found = _agreed(against(REFERENCE, TWIN), {arm: against(arm) for arm in (REFERENCE, TWIN)})
+    if found.ratio <= 1 or all(sample.arm != ONE_THREAD for sample in samples):
         return found
-    alone = _against(timing, ONE_THREAD, floor)
+    alone = against(ONE_THREAD)
     if alone.ratio >= found.ratio:
         return found if alone.answer == "faster" else _undecided(found, _beside(ONE_THREAD, alone))
     low, ratio = min(alone.low, found.low), max(1.0, alone.ratio)
@@ -176,29 +185,21 @@ def _beside(rival: str, found: Ratio) -> str:
     )
 
 
-def _level(timing: CaseTiming) -> float:
+def _level(among: int) -> float:
     """Return the confidence of each look, for verdicts that share one rate of false answers."""
-    return confidence_of(FALSE_RATE, looks=LOOKS, among=timing.among)
+    return confidence_of(FALSE_RATE, looks=LOOKS, among=among)
 
 
-def _floor(timing: CaseTiming) -> Floor:
-    """Return the A/A floor of a case, from the two processes of the reference."""
-    return aa_floor(timing.samples, REFERENCE, TWIN, confidence=_level(timing))
-
-
-def _against(timing: CaseTiming, rival: str, floor: Floor, *, twin: str | None = None) -> Ratio:
-    level = _level(timing)
-    return compare(
-        timing.samples, baseline=rival, twin=twin, new=CANDIDATE, floor=floor, confidence=level
-    )
+def median_s(timing: CaseTiming, arm: str) -> float:
+    """Return the median of an arm's seconds per call."""
+    times = [math.log(one.wall_time_s) for one in timing.samples if one.arm == arm]
+    return math.exp(median(times))
 
 
 def faster_reference(timing: CaseTiming) -> str:
     """Return the arm of the reference, or that on one thread if it was timed and faster."""
-    if all(sample.arm != ONE_THREAD for sample in timing.samples):
-        return REFERENCE
-    medians = {arm: summarise(timing.samples, arm).median_s for arm in (REFERENCE, ONE_THREAD)}
-    return min(medians, key=lambda arm: medians[arm])
+    arms = {one.arm for one in timing.samples} & {REFERENCE, ONE_THREAD}
+    return min(arms, key=lambda arm: median_s(timing, arm))
 
 
 def _speed(timing: CaseTiming, found: Ratio, against: str = "") -> Evidence:
@@ -216,11 +217,16 @@ def _speed(timing: CaseTiming, found: Ratio, against: str = "") -> Evidence:
 
 def _against_compile(timings: Sequence[CaseTiming]) -> list[tuple[CaseTiming, Ratio]]:
     """Compare with torch.compile of the reference, if it was timed in the same rounds."""
-    return [
-        (timing, _against(timing, COMPILED, _floor(timing)))
-        for timing in timings
-        if any(sample.arm == COMPILED for sample in timing.samples)
-    ]
+    found = []
+    for timing in timings:
+        if any(sample.arm == COMPILED for sample in timing.samples):
+            samples, level = timing.samples, _level(timing.among)
+            floor = aa_floor(samples, REFERENCE, TWIN, confidence=level)
+            beside = compare(
+                samples, baseline=COMPILED, new=CANDIDATE, floor=floor, confidence=level
+            )
+            found.append((timing, beside))
+    return found
 
 
 def _together(comparisons: Sequence[Ratio]) -> Ratio:
@@ -294,15 +300,15 @@ def reachable(timing: CaseTiming, opened: OpenProblem) -> tuple[bool | None, str
     fit. Raises a RatchetError if there are no ceilings.
     """
     arms = {one.arm for one in timing.samples}
-    medians = {arm: summarise(timing.samples, arm).median_s for arm in arms}
+    medians = {arm: median_s(timing, arm) for arm in arms}
     floor_s, told = least_time_s(opened, timing.case, min(medians.values()))
-    median_s = medians.pop(CANDIDATE)
-    detail = f"{timing.name}: {median_s:.3g} s a call, at least {floor_s:.3g} s are needed"
+    time_s = medians.pop(CANDIDATE)
+    detail = f"{timing.name}: {time_s:.3g} s a call, at least {floor_s:.3g} s are needed"
     detail += f" ({told})" if told else ""
     rival_s = min(medians.values())
     if rival_s < floor_s:
         return None, f"{detail}, which is no bound here: the reference takes {rival_s:.3g} s"
-    return median_s >= floor_s, detail
+    return time_s >= floor_s, detail
 
 
 def least_time_s(opened: OpenProblem, case: int, fastest_s: float) -> tuple[float, str]:

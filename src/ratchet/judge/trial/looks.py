@@ -20,14 +20,19 @@ from typing import Final
 
 from ratchet.base.errors import RatchetError
 from ratchet.base.measure import WIDEST, Ratio, Sample
-from ratchet.base.measure.estimate import summarise
 from ratchet.base.measure.rounds import until_settled
 from ratchet.judge.integrity.census import DeviceCount, told_as
 from ratchet.judge.integrity.own_work import Watch
 from ratchet.judge.trial import open_problem
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, CandidateArm, RoundSeeds, rivals, warm
 from ratchet.judge.trial.candidate import CandidateProcess
-from ratchet.judge.trial.decide import SYSTEMATIC, compare_case, faster_reference, reachable
+from ratchet.judge.trial.decide import (
+    SYSTEMATIC,
+    compare_case,
+    faster_reference,
+    median_s,
+    reachable,
+)
 from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.trial.plan import budgets_s, calls_of
 from ratchet.judge.trial.sample import CaseTiming, Launch, time_alone, time_case
@@ -148,7 +153,7 @@ def see_alone(
         checked.append(timing.name)
         if not remains(median(saved), together_s):
             return 0.0, words
-        shares.append(kept_share(_median_s(timing, faster_reference(timing)), together_s, saved))
+        shares.append(kept_share(median_s(timing, faster_reference(timing)), together_s, saved))
         told += [words] if shares[-1] < 1 else []
     remaining = f"the gain remains where each call is alone: {', '.join(checked) or 'each is'}"
     return geometric_mean(shares), "; ".join(told) or remaining
@@ -174,11 +179,7 @@ def remains(alone_s: float, together_s: float) -> bool:
 
 def _saved_s(timing: CaseTiming) -> float:
     """Return the seconds that the kernel saves per call of a timed batch."""
-    return _median_s(timing, faster_reference(timing)) - _median_s(timing, CANDIDATE)
-
-
-def _median_s(timing: CaseTiming, arm: str) -> float:
-    return summarise(timing.samples, arm).median_s
+    return median_s(timing, faster_reference(timing)) - median_s(timing, CANDIDATE)
 
 
 def _saved_alone_s(
@@ -243,7 +244,7 @@ def check_clocks(timings: Sequence[CaseTiming], rivalry: Rivalry, *, won: bool) 
         note(*clock.compare(timing.case, timing.name, candidate=CANDIDATE))
     for timing in timings if won and not any(doubts) else ():
         calls = min(one.iterations for one in timing.samples)
-        reference_s, candidate_s = (_median_s(timing, arm) for arm in (REFERENCE, CANDIDATE))
+        reference_s, candidate_s = (median_s(timing, arm) for arm in (REFERENCE, CANDIDATE))
         saved_s = calls * (reference_s - candidate_s)
         note(*clock.exceeds_round_trip(timing.case, timing.name, saved_s))
         note(

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ratchet.judge.sandbox.shared_memory import Handing
-from ratchet.judge.trial.candidate import CandidateProcess
-from ratchet.judge.trial.kernel_checks import CheckedCases, check_call, make_calls
+from ratchet.judge.trial.candidate import CandidateProcess, Held
+from ratchet.judge.trial.kernel_checks import INEXACT, CheckedCases, check_call, make_calls
 from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem, Record
 from ratchet.judge.trial.orders import Orders
 from ratchet.judge.verdict import Evidence, fault
@@ -131,8 +131,9 @@ LEAST_COMPARED: Final = 8
 LATE_CALLS: Final = 256
 LATE_S: Final = 1.0
 """Calls of a timed case that is not cheap, or their seconds, by the quickest batch."""
-GROWN_BYTES: Final = 8 << 20
-"""Memory that a process may take for good within these calls: caches, arenas of threads."""
+GROWN_BYTES, GROWN_SHARE = 8 << 20, 0.25
+"""Memory that a process may take for good within these calls: caches, arenas of threads. Of
+descriptors, threads and processes it may keep one in so many calls: some share of a pool's."""
 WORN: Final = "wear"  # The evidence of the calls; `passed` is None if there were none
 ALIKE: Final = 2
 """Calls of a batch of a cheap case that repeat an earlier call's inputs but for a few elements; of
@@ -141,7 +142,7 @@ LEAST_WAYS, WAYS_S = 2, 0.5
 """Ways that are compared in the last batches of a case that is not cheap, and the seconds within
 which all of them are, at four calls of the reference for each."""
 FEW: Final = "wear, calls"  # The evidence of a kernel that is too slow for its calls, if it is
-GREW: Final = "memory"  # The evidence of a process that grows, if it does
+GREW: Final = "memory"  # The evidence of a process that keeps more with each call, if it does
 RESTLESS: Final = "at rest"  # The evidence of a process that works between calls, if it does
 REST_S, REST_LOOKS, REST_SHARE = 0.03, 2, 0.1
 """Seconds of a look at a process without an order, the looks, and the share that it may work."""
@@ -323,7 +324,7 @@ def check_wear(
     places = {index: opened.rng.getrandbits(32) for index in chosen}
     wanted = opened.rng.randint(FEWEST_CALLS, MOST_CALLS)
     worn = _Worn(candidate=candidate, opened=opened, declined=checked.declined)
-    memory: list[tuple[int, int]] = []
+    held: list[tuple[int, Held]] = []
     rounds, quickest_s = 0, math.inf
     are_cheap = all(is_cheap(opened, index) for index in chosen)
     limit_s = max(WORN_S, WORN_SHARE * opened.clock.left_s) if are_cheap else WORN_S
@@ -333,7 +334,7 @@ def check_wear(
             detail = worn.round(places)
             if detail:
                 raise fault("wrong", detail)
-            memory.append((worn.made, candidate.own_bytes()))
+            held.append((worn.made, candidate.held()))
             rounds, quickest_s = rounds + 1, min(quickest_s, time.perf_counter() - began)
         if are_cheap and worn.made < FEWEST_CALLS:
             if worn.mean_s * FEWEST_CALLS < limit_s:
@@ -362,18 +363,18 @@ def check_wear(
     if raised:
         detail += f"; it raised where it got its inputs {', '.join(raised)}: not compared so"
     record.note(WORN, detail)
-    if grows := _growth(memory):
+    if grows := growth(held):
         record.note(GREW, grows, passed=False)
-    if opened.accelerator is None and (works := _works_at_rest(candidate)):
+    if opened.accelerator is None and (works := works_at_rest(candidate, REST_S)):
         record.note(RESTLESS, works, passed=False)
 
 
 def told_of_wear(evidence: Sequence[Evidence]) -> list[str]:
-    """Return what a right kernel's reason tells: no calls, few, memory that grows, work at rest."""
+    """Return what a right kernel's reason tells: no calls, few, growth, work at rest, long sums."""
     return [
         one.detail
         for one in evidence
-        if one.check in (GREW, FEW, RESTLESS) or (one.check == WORN and one.passed is None)
+        if one.check in (GREW, FEW, RESTLESS, INEXACT) or (one.check == WORN and one.passed is None)
     ]
 
 
@@ -396,29 +397,35 @@ def _chosen(opened: OpenProblem, quick: Sequence[int]) -> list[int]:
     return list(dict.fromkeys([*timed[:1], *drawn]))[:CASES]
 
 
-def _works_at_rest(candidate: CandidateProcess) -> str:
-    """Return how a process works although it was not called, in words; or ""."""
-    looks = (candidate.work_at_rest_s(REST_S) for _ in range(REST_LOOKS))
-    worked_s = min(looks, default=0.0)
-    if worked_s <= REST_SHARE * REST_S:
-        return ""
-    return f"its process works {worked_s / REST_S:.0%} of the time between its calls"
+def works_at_rest(candidate: CandidateProcess, look_s: float) -> str:
+    """Return how a process works although it was not called, in words; "" if it was at rest."""
+    worked_s = 0.0
+    for _ in range(REST_LOOKS):
+        worked_s = candidate.work_at_rest_s(look_s)
+        if worked_s <= REST_SHARE * look_s:
+            return ""
+    words = f"its process works {worked_s / look_s:.0%} of the time between its calls"
+    return words if worked_s else ""
 
 
-def _growth(memory: list[tuple[int, int]]) -> str:
-    """Return how a process grows from call to call, in words; "" if it settles.
+def growth(held: list[tuple[int, Held]]) -> str:
+    """Return what a process keeps more of with each call, in words; "" if it settles.
 
-    It must grow in each third of the calls: what it takes once is no growth. The rounds that are
-    given have batches of one size, whose results it holds.
+    `held` has the calls that were made by then and what the process held. It must grow in each
+    third of the calls: what it takes once is no growth. The rounds that are given have batches of
+    one size, whose results it holds.
     """
-    if len(memory) < 4:
+    if len(held) < 4:
         return ""
-    marks = [memory[len(memory) * third // 4] for third in (1, 2, 3)] + [memory[-1]]
-    steps = [after[1] - before[1] for before, after in itertools.pairwise(marks)]
-    calls, grown = marks[-1][0] - marks[0][0], marks[-1][1] - marks[0][1]
-    if min(steps) <= 0 or grown < GROWN_BYTES or calls <= 0:
-        return ""
-    return (
-        f"its process grows by {grown / calls / 1024:.0f} KiB a call: "
-        f"{grown / (1 << 20):.0f} MiB over {calls} calls"
-    )
+    marks = [held[len(held) * third // 4] for third in (1, 2, 3)] + [held[-1]]
+    calls = marks[-1][0] - marks[0][0]
+    for place, what in enumerate(Held._fields):
+        counts = [found[place] for _, found in marks]
+        grown, is_memory = counts[-1] - counts[0], what == "bytes"
+        steady = all(before < after for before, after in itertools.pairwise(counts))
+        if not steady or grown < (GROWN_BYTES if is_memory else GROWN_SHARE * calls):
+            continue
+        each = f"{grown / calls / 1024:.0f} KiB" if is_memory else f"{grown / calls:.2g} {what}"
+        total = f"{grown / (1 << 20):.0f} MiB" if is_memory else str(grown)
+        return f"its process grows by {each} a call: {total} over {calls} calls"
+    return ""

@@ -161,6 +161,8 @@ SLOWEST_FACTOR, SLOWEST_FLOOR_S = 100.0, 10.0
 TORCH_BYTES = 32 << 30  # Address space that torch takes
 MARGIN_BYTES = 4 << 30  # Address space beyond the tensors: the interpreter, threads' stacks, OpenMP
 SHOWN_INPUTS = 4
+MOST_KEPT_BYTES = 8 << 20
+"""A batch of at most this size is given back with the next draw, which saves a message."""
 COMPILE_LIMIT_S, COMPILE_SHARE, COMPILE_LEAST_S = 60.0, 0.5, 5.0
 """torch.compile of the reference may take this long, this share of the time left, and at least the
 last of these."""
@@ -251,6 +253,8 @@ class OpenProblem:
         self._is_emulated = is_emulated
         self._flushed: Message = {}
         self._batches = 0
+        self._in_use: list[int] = []
+        """The batches that are held here. The worker gives the others back with the next draw."""
         self._batch_part = 1
         """On a GPU a batch has this part of its calls: memory was refused for more."""
 
@@ -259,6 +263,11 @@ class OpenProblem:
         given = [one.shape for one in self.problem.cases[0].inputs]
         found = [one.shape for one in self.problem.cases[index].inputs]
         return self.problem.model is not None and found != given
+
+    @property
+    def is_shrunk(self) -> bool:
+        """True if the judge chose smaller sizes than a KernelBench problem's file has."""
+        return self.problem.model is not None and bool(self.problem.model.shrunk)
 
     def shown(self, index: int) -> str:
         """Return a case's name with its inputs' shapes and dtypes, without a model's state."""
@@ -333,6 +342,7 @@ class OpenProblem:
         drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
         self._batches += 1
         number = self._batches
+        is_large = calls * self.cases[case].bytes > MOST_KEPT_BYTES
         reply, memories = self.reference.ask_for_memory(
             limit_s=self.clock.reference_limit_s,
             do="draw",
@@ -344,7 +354,9 @@ class OpenProblem:
             values=list(values),
             places=places,
             alike=list(alike),
+            in_use=self._in_use,
         )
+        self._in_use.append(number)
         try:
             yield DrawnBatch(
                 number=number,
@@ -357,8 +369,9 @@ class OpenProblem:
             )
         finally:
             close_descriptors(memories)
-            if self.reference.alive:
-                self.reference.ask(limit_s=30.0, do="release", batch=number)
+            self._in_use.remove(number)
+            if is_large and self.reference.alive:
+                self.reference.ask(limit_s=30.0, do="release", in_use=self._in_use)
 
     def _read(self, number: int, spots: Sequence[Spot]) -> list[bytes]:
         """Return the bytes at some spots of a batch in a GPU's memory."""

@@ -31,7 +31,7 @@ from ratchet.judge.trial.arms import REFERENCE
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.compiling import CompilePool, Toolchain
 from ratchet.judge.trial.kernel_checks import begun_case, make_calls
-from ratchet.judge.trial.many_calls import first_wrong
+from ratchet.judge.trial.many_calls import first_wrong, works_at_rest
 from ratchet.judge.trial.open_problem import (
     CaseFacts,
     OpenProblem,
@@ -68,6 +68,7 @@ HELD, HELD_ON_GPU, HELD_COMPARED = 16, 4, 4
 HELD_S, HELD_BYTES = 0.05, 32 << 20
 """Calls on a timed case whose results are held together, within the reference's seconds for them
 and the bytes of their tensors, and how many of them are compared."""
+REST_LOOK_S: Final = 0.01  # Seconds of a look at a process that was timed and has no order
 BUDGET_S: Final = 2.0
 """A group's rounds begin within this time; only the first ones may begin later."""
 CORES_PART, GPU_PART, INTERPRETED_PART = PARTS = ("cores", "gpu", "interpreted")
@@ -369,6 +370,9 @@ class ScreeningRun:
             if not entrant.is_out and entrant.process is not None:
                 with entrant.on_trial():
                     entrant.process.pause()  # raises a fault if it ran while it was stopped
+                    on_cores = self.accelerator is None
+                    if on_cores and (works := works_at_rest(entrant.process, REST_LOOK_S)):
+                        raise fault("unmeasured", f"right, but {works}: no verdict would prove it")
             if not entrant.is_out and entrant.name != BEST:
                 self._conclude(entrant, opened)
 

@@ -33,8 +33,13 @@ Change = Callable[[Tensor, Tensor, random.Random], None]
 """Changes a tensor in place, given another draw of it."""
 
 
-def movable(case: Case, one: Sequence[Tensor], other: Sequence[Tensor]) -> list[int]:
-    """Return the inputs that may differ in a few elements, given two draws of a case."""
+def movable(
+    case: Case, one: Sequence[Tensor], other: Sequence[Tensor], known: dict[int, bool]
+) -> list[int]:
+    """Return the inputs that may differ in a few elements, given two draws of a case.
+
+    `known` keeps which of them have elements that do not belong together, by their places.
+    """
     places = []
     for place, (spec, *drawn) in enumerate(zip(case.inputs, one, other, strict=True)):
         if same_bits(*drawn):
@@ -43,10 +48,12 @@ def movable(case: Case, one: Sequence[Tensor], other: Sequence[Tensor]) -> list[
             if spec.distribution == "integers":
                 places.append(place)
             continue
-        kept = structure_of(drawn)
-        sums = (kept.normalised, kept.log_normalised)
-        if not (kept.codes or kept.symmetric or any(one is not None for one in sums)):
-            places.append(place)
+        if place not in known:
+            kept = structure_of(drawn)
+            sums = (kept.normalised, kept.log_normalised)
+            bound = kept.codes or kept.symmetric or any(one is not None for one in sums)
+            known[place] = not bound
+        places += [place] if known[place] else []
     return places
 
 

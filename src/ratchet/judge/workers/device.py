@@ -144,9 +144,9 @@ class HostBlock:
             view, at = view[count:], at + count
         return found
 
-    def holds(self, offset: int, data: Tensor | int, byte: int = BLANK) -> bool:
-        """Return True if these flat bytes are there, or that many of BLANK or BEYOND."""
-        wanted = bytes([byte]) * data if isinstance(data, int) else _view(data)
+    def holds(self, offset: int, data: Tensor | int) -> bool:
+        """Return True if these flat bytes are there, or that many of BLANK."""
+        wanted = bytes([BLANK]) * data if isinstance(data, int) else _view(data)
         return bytes(wanted) == self._read(offset, len(wanted))
 
     def is_filled(self, places: Iterable[tuple[int, int]], byte: int) -> bool:

@@ -117,6 +117,8 @@ class HeldProblem:
         """The values of the last round's batch by their seeds: the next arm gets the same."""
         self._worn: dict[int, list[list[Tensor]]] = {}
         """The inputs of the last batch of each case that lay where those after it will lie."""
+        self._free: dict[int, dict[int, bool]] = {}
+        """The inputs of each case whose elements do not belong together (`alike.movable`)."""
         self._answers: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         """The outputs of the reference and the oracle on some of these values."""
         self._usual: dict[str, list[Loss]] = {}
@@ -252,6 +254,7 @@ class HeldProblem:
         return {"least_s": least_s(found), "told": told}, []
 
     def _draw(self, message: Message) -> Reply:
+        self._release(message)
         try:
             return self._new_batch(message)
         except (NoDeviceMemory, torch.OutOfMemoryError) as error:
@@ -280,7 +283,8 @@ class HeldProblem:
         if kept is not None:
             self._drawn = {seed: kept[seed] for seed in seeds}
             self._answers = {seed: self._answers[seed] for seed in seeds if seed in self._answers}
-        if message["places"] is not None and _total_bytes(batch.inputs) <= MOST_WORN_BYTES:
+        drawn_bytes = sum(_held_bytes(tensor) for tensors in batch.inputs for tensor in tensors)
+        if message["places"] is not None and drawn_bytes <= MOST_WORN_BYTES:
             self._worn[message["case"]] = batch.inputs
         self._batches[message["batch"]] = batch
         # Copies: `serve` closes what it hands out, and this worker still reads both memories.
@@ -309,7 +313,7 @@ class HeldProblem:
             else:
                 continue
             other = self._inputs(case, seeds[call])
-            places = movable(case, base, other)
+            places = movable(case, base, other, self._free.setdefault(index, {}))
             rng = random.Random(seeds[call])
             found = alike(base, other, places, rng, self._shows(case, base), next(self._changes))
             drawn[seeds[call]] = other if found is None else found
@@ -342,7 +346,7 @@ class HeldProblem:
     def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> Message:
         """Return the fields of `open_problem.CallCheck`."""
         changed = batch.changed_input(call) if batch.inputs_can_change else None
-        if batch.written_beyond():
+        if batch.is_written_beyond:
             return {"changed_input": None, "written": True, "passed": False, "detail": BEYOND}
         if code != 0:
             written = batch.written(call)
@@ -438,7 +442,9 @@ class HeldProblem:
         return {"found": [one.hex() for one in found]}, []
 
     def _release(self, message: Message) -> Reply:
-        self._batches.pop(message["batch"]).release()
+        """Release all batches that the judge does not use any more."""
+        for number in self._batches.keys() - set(message["in_use"]):
+            self._batches.pop(number).release()
         return {"value": None}, []
 
     def close(self) -> None:
@@ -454,7 +460,7 @@ def _form(case: Case) -> Form:
 
 def _check_inputs(case: Case, inputs: Sequence[Tensor]) -> None:
     for index, (spec, tensor) in enumerate(zip(case.inputs, inputs, strict=True)):
-        if spec.in_place and not _is_dense(tensor):
+        if spec.in_place and torch.empty_like(tensor).stride() != tensor.stride():
             raise KernelError(
                 f"input {index} of case {case.name!r} is changed in place but its elements share "
                 f"memory or have gaps (layout {spec.layout}); make it contiguous"
@@ -468,10 +474,6 @@ def _check_untouched(case: Case, before: Sequence[Tensor], after: Sequence[Tenso
                 f"the reference changes input {index} of case {case.name!r}: declare it in_place, "
                 "or compute on a copy"
             )
-
-
-def _total_bytes(calls: Sequence[Sequence[Tensor]]) -> int:
-    return sum(_held_bytes(tensor) for tensors in calls for tensor in tensors)
 
 
 def _overflows(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
@@ -489,10 +491,6 @@ def _held_bytes(tensor: Tensor) -> int:
     """Return a tensor's bytes in memory; broadcast values count once."""
     elements = min(tensor.numel(), span(tensor.shape, tensor.stride()))
     return elements * tensor.element_size()
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return torch.empty_like(tensor).stride() == tensor.stride()
 
 
 def main() -> None:

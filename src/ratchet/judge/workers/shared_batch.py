@@ -11,6 +11,7 @@ need no inputs (zeros, a mask) into the third ahead of time.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,6 @@ from ratchet.judge.sandbox.shared_memory import (
     OUTPUTS,
     BatchLayout,
     Slot,
-    span,
 )
 from ratchet.judge.workers.device import (
     BEYOND,
@@ -46,6 +46,7 @@ PLACE_BYTES = 1 << 36
 FREE_PLACES = range(0x100, 0x500)
 """Multiples of PLACE_BYTES at which 64-bit Linux puts nothing of its own: 16 to 80 TiB."""
 LEAST_THREADED_BYTES = 256 << 10  # Below this a second thread costs more than it gives
+LEAST_DRAWN = 1 << 17  # Elements, drawn in about a millisecond: the same
 CODES = {getattr(torch, name): code for name, code in DTYPE_CODES.items()}
 DTYPES = {code: dtype for dtype, code in CODES.items()}
 
@@ -77,7 +78,8 @@ class SharedBatch:
         self._memory = device.memory
         self.case = case
         self.writable_inputs = writable_inputs
-        self._threaded = device.memory.seals and not problem.text
+        elements = len(seeds) * sum(math.prod(spec.shape) for spec in case.inputs)
+        self._threaded = device.memory.seals and not problem.text and elements >= LEAST_DRAWN
         self.seeds = list(seeds)
         self.cases = cases or [case] * len(seeds)  # The case whose values each call has
         kinds = dict(zip(seeds, self.cases, strict=True))
@@ -91,7 +93,8 @@ class SharedBatch:
         self.inputs = [drawn[seed] for seed in seeds]
         self._ends = [0, 0, 0]
         self._rng = rng
-        self.slots = [self._place(tensors, outputs) for tensors in self.inputs]
+        fresh = [(one, torch.empty_like(one).stride()) for one in outputs[len(self.in_place) :]]
+        self.slots = [self._place(tensors, fresh) for tensors in self.inputs]
         self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
         places = rng.sample(FREE_PLACES, len(NAMES)) if returns and device.memory.seals else ()
         self._bases = [PLACE_BYTES * place for place in places]
@@ -132,19 +135,20 @@ class SharedBatch:
             calls=self.slots,
         )
 
-    def _place(self, tensors: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Slot]:
+    def _place(
+        self, tensors: Sequence[Tensor], fresh: Sequence[tuple[Tensor, tuple[int, ...]]]
+    ) -> list[Slot]:
         slots = [
-            self._slot(IN_PLACE if spec.in_place else INPUTS, tensor, tuple(tensor.stride()))
+            self._slot(IN_PLACE if spec.in_place else INPUTS, tensor, tensor.stride())
             for spec, tensor in zip(self.case.inputs, tensors, strict=True)
         ]
-        fresh = outputs[len(self.in_place) :]
-        return slots + [self._slot(OUTPUTS, o, tuple(torch.empty_like(o).stride())) for o in fresh]
+        return slots + [self._slot(OUTPUTS, like, stride) for like, stride in fresh]
 
     def _slot(self, region: int, like: Tensor, stride: tuple[int, ...]) -> Slot:
         start = -(-self._ends[region] // ALIGNMENT) * ALIGNMENT
         start += ALIGNMENT * self._rng.randrange(JITTER)
         slot = Slot(region, start, CODES[like.dtype], tuple(like.shape), stride)
-        self._ends[region] = start + _span_bytes(slot)
+        self._ends[region] = start + slot.span_bytes
         return slot
 
     def _each(self, do: Callable[[int], None], items: Sequence[int]) -> None:
@@ -186,7 +190,7 @@ class SharedBatch:
     def read(self, call: int, position: int) -> Tensor:
         """Return a private copy of one tensor of one call, as it is now."""
         slot = self.slots[call][position]
-        dtype, size_bytes = DTYPES[slot.dtype], _span_bytes(slot)
+        dtype, size_bytes = DTYPES[slot.dtype], slot.span_bytes
         if not size_bytes:
             return torch.empty(tuple(slot.size), dtype=dtype, device=self._memory.device)
         flat = self._blocks[slot.region].read(slot.offset, size_bytes)
@@ -212,7 +216,7 @@ class SharedBatch:
             if slot.region == INPUTS:
                 continue
             blank = slot.region == OUTPUTS
-            first = _span_bytes(slot) if blank else flat_bytes(self.inputs[call][position])
+            first = slot.span_bytes if blank else flat_bytes(self.inputs[call][position])
             if not self._blocks[slot.region].holds(slot.offset, first):
                 return True
         return False
@@ -223,12 +227,13 @@ class SharedBatch:
         for slot in (slot for slots in self.slots for slot in slots if slot.region == region):
             if end < slot.offset:
                 yield end, slot.offset
-            end = slot.offset + _span_bytes(slot)
+            end = slot.offset + slot.span_bytes
         if end < block.size_bytes:
             yield end, block.size_bytes
 
-    def written_beyond(self) -> bool:
-        """Return True if memory has changed that belongs to no tensor."""
+    @functools.cached_property
+    def is_written_beyond(self) -> bool:
+        """True if memory has changed that belongs to no tensor; asked after the last call alone."""
         return any(
             not block.is_filled(self._gaps(region, block), _beyond(region))
             for region, block in enumerate(self._blocks)
@@ -256,11 +261,6 @@ class SharedBatch:
 def _beyond(region: int) -> int:
     """Return the byte that lies between a region's tensors."""
     return BEYOND if region == OUTPUTS else BLANK
-
-
-def _span_bytes(slot: Slot) -> int:
-    itemsize: int = DTYPES[slot.dtype].itemsize
-    return span(slot.size, slot.stride) * itemsize
 
 
 @functools.cache

@@ -41,7 +41,20 @@ ADDRESSED: Final = ("ctypes.cdata", "ctypes.string_at", "ctypes.wstring_at", "ct
 """Audit events of reads of memory by its address."""
 OWN_MEMORY: Final = "/proc/self/mem"
 """The file that is a process's memory (proc(5)): no other file of a sandbox is called mem."""
+SHARED_MEMORY: Final = "memfd:"  # The beginning of the name of a file that is a batch's memory
 UNHEARD: Final = ("memmove", "cast")  # Functions of ctypes that read memory without an audit event
+OF_MEMORY: Final = frozenset(
+    f"{name}{size}"
+    for size in ("", "64", "v", "v2")
+    for name in (
+        *("memcpy", "memmove", "mempcpy", "memccpy", "bcopy", "read", "pread", "write", "pwrite"),
+        *("process_vm_read", "mmap", "mremap", "fork", "vfork", "snprintf", "sscanf"),
+    )
+)
+"""Functions of the C library that ctypes may find, to read memory by its address, or to fork. A
+kernel that finds one has no other use for it, whenever it calls it."""
+FORKS: Final = ("os.fork", "os.forkpty")
+"""Audit events of a copy of this process, whose work no census here counts."""
 STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomic_cas": None}
 """Methods of Triton's interpreter that write to memory, and which argument is the mask."""
 
@@ -49,17 +62,46 @@ STORES: Final = {"create_masked_store": 3, "create_atomic_rmw": 4, "create_atomi
 _hooked: list[bool] = []
 _listening: list[Callable[[str], None]] = []
 """Functions called on audit events; a hook stays as long as its process."""
+_found: list[str] = []  # Functions of OF_MEMORY that ctypes has found since `listen`
+
+
+def listen() -> None:
+    """Hear from now on how Python reads memory by its address; call it before a source is loaded.
+
+    What a source imports from ctypes by then is heard too.
+    """
+    if _hooked:
+        return
+
+    def noted(name: str) -> Callable[..., object]:
+        original = getattr(ctypes, name)
+
+        def call(*given: object) -> object:
+            _tell(f"ctypes.{name}")
+            return original(*given)
+
+        return call
+
+    for name in UNHEARD:
+        setattr(ctypes, name, noted(name))
+    sys.addaudithook(_heard)
+    _hooked.append(True)
+
+
+def _tell(event: str) -> None:
+    if _listening:
+        _listening[-1](event)
 
 
 def _heard(event: str, given: tuple[object, ...]) -> None:
-    if not _listening:
-        return
-    if event in ADDRESSED:
-        _listening[-1](event)
-    elif event == "open" and isinstance(given[0], (str, bytes, os.PathLike)):
-        path = os.path.realpath(given[0])
-        if os.path.basename(os.fsdecode(path)) == "mem":
-            _listening[-1](OWN_MEMORY)
+    if event in ADDRESSED or event in FORKS:
+        _tell(event)
+    elif event == "ctypes.dlsym" and given[1] in OF_MEMORY:
+        _found.append(f"ctypes.{given[1]}")
+    elif event == "open" and isinstance(given[0], (str, bytes, os.PathLike)) and _listening:
+        name = os.path.basename(os.fsdecode(os.path.realpath(given[0])))
+        if name == "mem" or name.startswith(SHARED_MEMORY):
+            _tell(OWN_MEMORY)
 
 
 class Census:
@@ -228,23 +270,14 @@ class Census:
             if not self._running:
                 self._add(event, 0)
 
-        def noted(name: str) -> Callable[..., object]:
-            def call(*given: object) -> object:
-                addressed(f"ctypes.{name}")
-                return originals[name](*given)
-
-            return call
-
-        if not _hooked:
-            sys.addaudithook(_heard)
-            _hooked.append(True)
-        originals = {name: getattr(ctypes, name) for name in UNHEARD}
+        listen()
         _listening.append(addressed)
         try:
-            with _replaced(ctypes, {name: noted(name) for name in UNHEARD}):
-                yield
+            yield
         finally:
             _listening.pop()
+            for name in _found:
+                self._add(name, 0)
 
 
 @contextmanager

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ratchet.base.process.channel import Message, inherited
-from ratchet.judge.abi import DTYPE_CODES, ITEM_BYTES, Entry, pack_scalars, pack_tensors, words
+from ratchet.base.process.channel import Message, close_descriptors, inherited
+from ratchet.judge.abi import Entry, pack_scalars, pack_tensors, words
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.languages import cpp
 from ratchet.judge.sandbox.confine import confine
@@ -25,9 +25,11 @@ from ratchet.judge.sandbox.serving import (
     CHANGED,
     Answer,
     Reply,
+    State,
     changes,
     process_state,
     serve_candidate,
+    signals,
 )
 from ratchet.judge.sandbox.shared_memory import (
     IN_PLACE,
@@ -35,14 +37,13 @@ from ratchet.judge.sandbox.shared_memory import (
     OUTPUTS,
     BatchLayout,
     Handing,
+    LastBatches,
     MappedRegion,
     Slot,
     shift_heap,
-    span,
 )
 
 ALIGNMENT, BLANK = 64, 0xFF
-BYTES = {code: ITEM_BYTES[name] for name, code in DTYPE_CODES.items()}
 Copy = tuple[int, int, int]  # To, from and bytes
 
 
@@ -53,7 +54,7 @@ class StandingMemory:
         self._offsets, self._end = [], 0
         for slot in call:
             self._offsets.append(self._end)
-            self._end += -(-_span_bytes(slot) // ALIGNMENT) * ALIGNMENT
+            self._end += -(-slot.span_bytes // ALIGNMENT) * ALIGNMENT
         self._memory = mmap.mmap(-1, max(1, 2 * self._end))
         self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._blank: set[bool] = set()
@@ -102,6 +103,8 @@ class CppBatch:
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
         """Reveal the memory and make every call; return the codes of the entry."""
         self.reveal(descriptors)
+        close_descriptors(descriptors)  # the kernel needs the memory, not its files
+        descriptors.clear()
         scalars, count = self.scalars, self.scalar_count
         if self._copies:
             return list(self._run_as_a_loop(entry))
@@ -133,10 +136,9 @@ class CppWorker:
 
     def __init__(self) -> None:
         self._entry: Entry | None = None
-        self._batch: CppBatch | None = None
-        self._last: CppBatch | None = None
+        self._batches: LastBatches[CppBatch] = LastBatches()
         self._standing: dict[str, StandingMemory] = {}
-        self._state = process_state()
+        self._state = _state()
 
     def answer(self, message: Message, descriptors: list[int]) -> Reply:
         actions: dict[str, Answer] = {
@@ -158,32 +160,24 @@ class CppWorker:
     def _load(self, message: Message, descriptors: list[int]) -> Reply:
         self._entry = cpp.load(Path(f"/proc/self/fd/{descriptors[0]}"), message["entry"])
         known = {name: one for name, one in self._state.items() if one}
-        self._state = {**process_state(), **known}  # OpenMP may come with the library
+        self._state = {**_state(), **known}  # OpenMP may come with the library
         return {"value": None}, []
 
     def _prepare(self, message: Message, _: list[int]) -> Reply:
-        # The last batch keeps its addresses until now, so that this one cannot get them again,
-        # unless it is to lie where earlier ones lay.
         layout = BatchLayout.of(message["layout"])
-        if layout.bases:
-            self._release_last()
-            self._last, self._batch = self._batch, None
-            self._release_last()
-        batch = CppBatch(layout, self._standing)
-        self._release_last()
-        self._last, self._batch = self._batch, batch
-        return {"value": None, CHANGED: changes(self._state, process_state())}, []
-
-    def _release_last(self) -> None:
-        if self._last is not None:
-            self._last.release()
-        self._last = None
+        self._batches.take(layout, lambda: CppBatch(layout, self._standing))
+        return {"value": None, CHANGED: changes(self._state, _state())}, []
 
     def _go(self, _: Message, descriptors: list[int]) -> Reply:
-        assert self._batch is not None and self._entry is not None
+        assert self._batches.now is not None and self._entry is not None
         began = time.process_time()
-        codes = self._batch.run(self._entry, descriptors)
+        codes = self._batches.now.run(self._entry, descriptors)
         return {"codes": codes, "cpu_time_s": time.process_time() - began}, []
+
+
+def _state() -> State:
+    """Return what a call must leave as it was, in words. No library here handles signals."""
+    return {**process_state(), "handled signals": signals("SigCgt:")}
 
 
 def _pack(call: Sequence[Slot], places: Sequence[int]) -> tuple[bytes, int]:
@@ -200,14 +194,10 @@ def _copies(
     before, after = [], []
     for slot, place, stay in zip(slots, own, stays, strict=True):
         if slot.region != OUTPUTS:
-            before.append((stay, place, _span_bytes(slot)))
+            before.append((stay, place, slot.span_bytes))
         if slot.region == IN_PLACE or (slot.region == OUTPUTS and how == Handing.UNTOLD):
-            after.append((place, stay, _span_bytes(slot)))
+            after.append((place, stay, slot.span_bytes))
     return before, after
-
-
-def _span_bytes(slot: Slot) -> int:
-    return span(slot.size, slot.stride) * BYTES[slot.dtype]
 
 
 def main() -> None:

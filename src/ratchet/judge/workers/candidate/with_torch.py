@@ -7,17 +7,24 @@ there. If it cannot, the worker copies them to shared memory, inside the clock.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import functools
 import gc
 import io
+import logging
+import math
 import operator
 import os
 import random
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import BuiltinFunctionType, MethodDescriptorType
 
@@ -25,7 +32,7 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import JudgeError
-from ratchet.base.process.channel import Message, inherited
+from ratchet.base.process.channel import Message, close_descriptors, inherited
 from ratchet.judge.abi import DTYPE_CODES
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.source_files import load
@@ -46,6 +53,7 @@ from ratchet.judge.sandbox.shared_memory import (
     OUTPUTS,
     BatchLayout,
     Handing,
+    LastBatches,
     PackedFiles,
     Slot,
     shift_heap,
@@ -99,16 +107,27 @@ FUNCTIONS = [
     )
     for owner, named in (
         *((one, None) for one in (torch, torch.Tensor, torch.nn.functional)),
+        *((one, None) for one in (builtins, math, time)),
         *OF_STEPS.items(),
     )
 ]
-"""Functions of torch that code after a call expects; torch itself replaces none of them."""
+"""Functions that code after a call expects; torch itself replaces none of them."""
+METHODS = [
+    (one, name, vars(one)[name])
+    for owner, name in ((torch.nn, "forward"), (torch.optim, "step"))
+    for one in vars(owner).values()
+    if isinstance(one, type) and name in vars(one)
+]
+"""Methods of layers and optimizers; torch itself wraps some of them."""
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGCHLD)
+OF_OPTIMIZERS = vars(sys.modules["torch.optim.optimizer"])
 HOOKS = (
     "_global_forward_hooks",
     "_global_forward_pre_hooks",
     "_global_backward_hooks",
     "_global_parameter_registration_hooks",
 )
+HOOKS_OF_STEPS = ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks")
 DTYPES = {code: getattr(torch, name) for name, code in DTYPE_CODES.items()}
 
 
@@ -157,6 +176,9 @@ class TorchBatch:
     def run(self, entry: Entry, descriptors: list[int]) -> list[int]:
         """Reveal the memory, make every call, keep or copy the results, wait for the device."""
         self.reveal(descriptors)
+        if self._device.memory.seals:  # the kernel needs the memory, not its files
+            close_descriptors(descriptors)
+            descriptors.clear()
         begin = self._device.mark()
         wants_forms = getattr(entry, WANTS_FORMS, False)
         codes = [0] * len(self.calls)
@@ -223,8 +245,7 @@ class TorchWorker:
 
     def __init__(self) -> None:
         self._entry: Entry | None = None
-        self._batch: TorchBatch | None = None
-        self._last: TorchBatch | None = None
+        self._batches: LastBatches[TorchBatch] = LastBatches()
         self._device = WorkerDevice()
         self._state: State = {}
         self._set_anew = SetAnew()
@@ -255,6 +276,10 @@ class TorchWorker:
             self._device.try_sharing()
         except JudgeError as error:
             return {"no_device": str(error)}, []
+        if EMULATOR in os.environ:
+            from ratchet.judge.workers.candidate.census import listen
+
+            listen()
         self._entry = _loaded(kernel)
         settle()
         return {"value": None, UNPLACED: getattr(self._entry, UNPLACED, [])}, []
@@ -274,18 +299,13 @@ class TorchWorker:
         return {"files": packed.files}, [packed.descriptor]
 
     def _prepare(self, message: Message, _: list[int]) -> Reply:
-        layout = BatchLayout.of(message["layout"])
-        if layout.bases:  # it is to lie where earlier ones lay
-            self._release_last()
-            self._last, self._batch = self._batch, None
-            self._release_last()
-        batch = TorchBatch(layout, self._device, message["outputs"], self._standing)
-        if self._batch is not None:
-            self._batch.kept = []
-        self._release_last()
-        self._last, self._batch = self._batch, batch
+        layout, before = BatchLayout.of(message["layout"]), self._batches.now
+        made = partial(TorchBatch, layout, self._device, message["outputs"], self._standing)
+        self._batches.take(layout, made)
+        if before is not None:
+            before.kept = []
         if not self._device.memory.seals:
-            self._release_last()  # a GPU's memory is the limit of a batch
+            self._batches.release()  # a GPU's memory is the limit of a batch
         return {"value": None, CHANGED: self._changes(layout)}, []
 
     def _changes(self, layout: BatchLayout) -> list[str]:
@@ -296,32 +316,26 @@ class TorchWorker:
         self._state = self._state or now
         return changes(self._state, now)
 
-    def _release_last(self) -> None:
-        if self._last is not None:
-            self._last.release()
-        self._last = None
-
     def _go(self, message: Message, descriptors: list[int]) -> Reply:
-        assert self._batch is not None and self._entry is not None
+        batch = self._batches.now
+        assert batch is not None and self._entry is not None
         if message.get("census"):
-            return self._counted(descriptors)
+            return self._counted(batch, self._entry, descriptors)
         began = time.process_time()
-        codes = self._batch.run(self._entry, descriptors)
+        codes = batch.run(self._entry, descriptors)
         self._grad = "on" if torch.is_grad_enabled() else "off"
-        outputs = places(self._batch.kept)
+        outputs = places(batch.kept)
         cpu_time_s = time.process_time() - began
-        reply = {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": self._batch.device_s}
+        reply = {"codes": codes, "cpu_time_s": cpu_time_s, "device_s": batch.device_s}
         rejected = {str(int(how)): words for how, words in self._standing.rejected.items()}
         return {**reply, "outputs": outputs, "rejected": rejected}, []
 
-    def _counted(self, descriptors: list[int]) -> Reply:
+    def _counted(self, batch: TorchBatch, entry: Entry, descriptors: list[int]) -> Reply:
         """Run a batch with a census of what the calls did; it is not timed."""
         from ratchet.judge.workers.candidate.census import Census, DeviceCensus
 
-        assert self._batch is not None and self._entry is not None
-        batch = self._batch
         census = DeviceCensus(self._device) if isinstance(self._device, Gpu) else Census()
-        codes = census.take(lambda entry: batch.run(entry, descriptors), self._entry)
+        codes = census.take(lambda counted: batch.run(counted, descriptors), entry)
         told = {"census": census.as_json(), "outputs": places(batch.kept)}
         return {"codes": codes, "cpu_time_s": 0.0, **told}, []
 
@@ -335,6 +349,7 @@ def state_with_torch() -> State:
         for name, one in owned.items()
         if held.get(name) is not one
     ]
+    replaced += _replaced_methods()
     modes = {
         "autocast": torch.is_autocast_enabled("cpu"),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -345,13 +360,21 @@ def state_with_torch() -> State:
         "inference": torch.is_inference_mode_enabled(),
         "anomalies": torch.is_anomaly_enabled(),
         "hooks of saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True),
+        "cuDNN's benchmarks": torch._C._get_cudnn_benchmark(),
+        "deterministic cuDNN": torch._C._get_cudnn_deterministic(),
+        "filled memory": torch._C._get_deterministic_fill_uninitialized_memory(),
+        "gradients on threads": torch._C._is_multithreading_enabled(),
+        "every warning": torch.is_warn_always_enabled(),
+        "the order of einsum": torch.backends.opt_einsum.enabled,
     }
     hooks = torch.nn.modules.module
     stacks = [
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
         *(len(getattr(hooks, name)) for name in HOOKS),
+        *(len(found) for name, found in OF_OPTIMIZERS.items() if name in HOOKS_OF_STEPS),
     ]
+    compiling = sys.modules.get("torch._dynamo.eval_frame")
     return {
         **process_state(),
         "torch's threads": str(torch.get_num_threads()),
@@ -367,6 +390,15 @@ def state_with_torch() -> State:
         "torch's replaced functions": ", ".join(replaced) or "none",
         "torch's modes": ", ".join(name for name, is_on in modes.items() if is_on) or "none",
         "torch's function modes and hooks of all modules": str(stacks),
+        "torch's own operators": f"{_replaced(len(torch.library._impls))} of them replaced",
+        "when torch compiles": "default" if compiling is None else compiling._stance.stance,
+        "how tensors are printed": str(torch._tensor_str.PRINT_OPTS),
+        "handlers of signals": str([hash(signal.getsignal(one)) for one in HANDLED]),
+        "warnings": "errors"
+        if any(one[0] == "error" and one[2] is Warning for one in warnings.filters)
+        else "no errors",
+        "logging": f"off up to {logging.root.manager.disable}",
+        "where Python prints": str([id(sys.stdout), id(sys.stderr)]),
         "the garbage collector": "on" if gc.isenabled() else "off",
         "the garbage collector's thresholds": str(gc.get_threshold()),
         "what traces Python": ", ".join(
@@ -379,6 +411,24 @@ def state_with_torch() -> State:
         "numpy's errors": _numpy_errors(),
         "how long a thread keeps the interpreter": f"{sys.getswitchinterval():g} s",
     }
+
+
+@functools.lru_cache(maxsize=1)
+def _replaced(kernels: int) -> int:
+    """Return how many of torch's operators have another kernel for the CPU, as Python tells it.
+
+    `kernels` is how many torch.library keeps now: it is asked again once there are more.
+    """
+    return sum(one.startswith("aten/") and one.endswith("/CPU") for one in torch.library._impls)
+
+
+def _replaced_methods() -> Iterator[str]:
+    for owner, name, own in METHODS:
+        now: object = vars(owner).get(name)
+        while now is not own and hasattr(now, "__wrapped__"):
+            now = now.__wrapped__
+        if now is not own:
+            yield f"{owner.__name__}.{name}"
 
 
 def _numpy_errors() -> str:
