@@ -78,6 +78,9 @@ def test_what_spills_or_does_not_compile_is_dropped_and_the_rest_is_ordered(
     assert only["config"] == {"BLOCK": 256, "num_warps": 2, "num_stages": 3}
     assert only["bound_s"] > 0 and only["limit"] == "memory" and only["right"] == "correct"
     assert 0 < only["emulated_workgroups"] < only["workgroups"]
+    predicted = only["predicted"]
+    assert predicted["device"] == found["device"].removeprefix("AMD ").removeprefix("Instinct ")
+    assert 0 < predicted["low_s"] < predicted["time_s"] < predicted["high_s"]
     assert found["shortlist"] == found["order"]
     spilled, failed = (one["dropped"] for one in found["dropped"])
     assert spilled.startswith("spills ") and "power of 2" in failed

@@ -64,6 +64,65 @@ def clocks_of(architecture: Architecture) -> Clocks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Rates that the clock needs of a target: caches, in bytes and engine cycles, of one die.
+
+    Sizes: ROCm's docs/reference/gpu-specs.rst. Lines and bytes per cycle: the white papers "AMD
+    CDNA 2 Architecture", "AMD CDNA 3 Architecture" and "RDNA Architecture", and ROCm's page of the
+    MI300's microarchitecture (L1 64 bytes per cycle and compute unit, L2 128 per channel: 32
+    channels on an MI200's die, 16 on an XCD; Infinity Cache 17.2 TB/s over 8 XCDs). A load's
+    latency: LLVM's SISchedule.td (WriteVMEM: 320 cycles), taken for L2; RDNA 3's Infinity Cache:
+    150 ns (chipsandcheese.com, "Latency Testing is Hard"). Latencies of L1, LDS, CDNA's Infinity
+    Cache and memory have no source here: they are assumed. Vector instructions: SISchedule.td.
+    """
+
+    l1_bytes: int
+    l1_line: int
+    l1_bytes_per_cycle: float
+    l2_bytes: int
+    l2_bytes_per_cycle: float
+    mall_bytes: int = 0  # the Infinity Cache
+    mall_bytes_per_cycle: float = 0.0
+    l1_latency: int = 120  # assumed
+    l2_line: int = 128
+    l2_latency: int = 320
+    mall_latency: int = 500  # assumed
+    memory_latency: int = 800  # assumed
+    memory_share: float = 0.8
+    """Share of the memory's bandwidth: BabelStream on an MI300X (hardware.csv: 0.77)."""
+    code_bytes: int = 64 << 10
+    code_line: int = 64
+    lds_latency: int = 64  # assumed
+    lds_bytes_per_cycle: float = 128.0
+    address_cycles: int = 4  # 16 lanes' addresses in a cycle
+    vector_latency: int = 4
+    has_slow_conversions: bool = True  # WriteFloatCvt: a quarter of the rate
+    has_slow_products: bool = False  # WriteIntMul
+
+
+_RADEON: Final = Rates(
+    l1_bytes=32 << 10, l1_line=128, l1_bytes_per_cycle=128.0, l2_bytes=6 << 20,
+    l2_bytes_per_cycle=2048.0, mall_bytes=96 << 20, mall_bytes_per_cycle=1024.0, mall_latency=375,
+    code_bytes=32 << 10, code_line=128, address_cycles=1, vector_latency=5,
+    has_slow_conversions=False, has_slow_products=True,
+)  # fmt: skip
+_MI300: Final = Rates(
+    l1_bytes=32 << 10, l1_line=128, l1_bytes_per_cycle=64.0, l2_bytes=4 << 20,
+    l2_bytes_per_cycle=2048.0, mall_bytes=256 << 20, mall_bytes_per_cycle=1024.0,
+)  # fmt: skip
+RATES: Final = {
+    "gfx90a": Rates(
+        l1_bytes=16 << 10, l1_line=64, l1_bytes_per_cycle=64.0, l2_bytes=8 << 20,
+        l2_bytes_per_cycle=4096.0, code_bytes=32 << 10,
+    ),
+    "gfx942": _MI300,
+    "gfx950": _MI300,
+    "gfx1100": _RADEON,
+    "gfx1201": replace(_RADEON, l2_bytes=8 << 20, mall_bytes=64 << 20),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PretendedDevice:
     """A GPU as a program is told about it."""
 

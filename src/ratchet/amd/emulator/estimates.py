@@ -79,8 +79,7 @@ def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> Emula
     If the cycles of a matrix instruction are unknown, there is none, and `no_estimate` says so.
     """
     unknown = matrix.missing_cycles(target, (n for one in kernels for n in one.matrix_instructions))
-    devices = [] if unknown else catalogue.load().of_target(target)
-    devices.sort(key=lambda one: -(one.number("compute_units") or 0))
+    devices = [] if unknown else _devices(target)
     return EmulatedCase(
         case=case,
         target=target,
@@ -88,6 +87,17 @@ def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> Emula
         bounds=[bound for one in devices if (bound := bound_on(one, target, kernels))],
         no_estimate=unknown,
     )
+
+
+def _devices(target: str) -> list[CatalogueDevice]:
+    """Return the devices of a target, the largest first."""
+    found = catalogue.load().of_target(target)
+    return sorted(found, key=lambda one: -(one.number("compute_units") or 0))
+
+
+def largest_device(target: str) -> CatalogueDevice:
+    """Return the device that bounds and predictions name first."""
+    return _devices(target)[0]
 
 
 def bound_s(told: object, target: str) -> float:

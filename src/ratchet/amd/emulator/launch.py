@@ -7,7 +7,7 @@ import linecache
 import math
 import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -136,6 +136,7 @@ class _MachineLaunch(ctypes.Structure):
         ("run_room", ctypes.c_uint32),
         ("run_counts", ctypes.POINTER(ctypes.c_uint32)),
         ("step", ctypes.c_uint64),
+        ("trace", ctypes.c_void_p),
     )
 
 
@@ -157,10 +158,10 @@ class Emulator:
         """`matrix_cycles` are the cycles of matrix instructions, by mnemonic."""
         machine = ctypes.CDLL(str(library))
         self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
-        self._matrix_cycles = matrix_cycles or {}
+        self.matrix_cycles = matrix_cycles or {}
         self._cycles: dict[int, tuple[DecodedKernel, ctypes.Array[ctypes.c_uint32]]] = {}
-        self._run = machine.ratchet_emulate
-        self._run.restype = ctypes.c_int
+        self._run, self._play = machine.ratchet_emulate, machine.ratchet_play
+        self._run.restype = self._play.restype = ctypes.c_int
 
     def run(
         self,
@@ -183,6 +184,53 @@ class Emulator:
         `backwards`: a right kernel gives the same result. With `races_pass`, races in LDS are no
         faults. `sides` are a block's threads along x and y, if it has several dimensions.
         """
+        launch, kept = self._prepared(
+            kernel, grid=grid, threads=threads, shared_bytes=shared_bytes, values=values,
+            memories=memories, limit=limit, sides=sides, races_pass=races_pass,
+        )  # fmt: skip
+        launch.backwards, launch.step = backwards, step
+        _started(kernel, launch, self._run, ctypes.byref(launch))
+        return _counted(kernel, launch, kept)
+
+    def play(
+        self,
+        kernel: DecodedKernel,
+        clock: ctypes.Structure,
+        samples: int,
+        *,
+        grid: Sequence[int],
+        threads: int,
+        shared_bytes: int,
+        values: Sequence[LaunchValue],
+        memories: Sequence[LaunchMemory],
+        sides: tuple[int, int] | None = None,
+    ) -> None:
+        """Execute workgroups of one die without their products, and play them by a `Clock`.
+
+        Memory stays as it is.
+        """
+        launch, kept = self._prepared(
+            kernel, grid=grid, threads=threads, shared_bytes=shared_bytes, values=values,
+            memories=memories, limit=INSTRUCTION_LIMIT, sides=sides, races_pass=True,
+        )  # fmt: skip
+        count = ctypes.c_uint64(samples)
+        _started(kernel, launch, self._play, ctypes.byref(launch), ctypes.byref(clock), count)
+        del kept
+
+    def _prepared(
+        self,
+        kernel: DecodedKernel,
+        *,
+        grid: Sequence[int],
+        threads: int,
+        shared_bytes: int,
+        values: Sequence[LaunchValue],
+        memories: Sequence[LaunchMemory],
+        limit: int,
+        sides: tuple[int, int] | None,
+        races_pass: bool,
+    ) -> tuple[_MachineLaunch, _Kept]:
+        """Return what the machine is given, and the arrays that its pointers lead to."""
         if kernel.lanes != self._lanes:
             raise KernelError(f"code for {kernel.target} is not emulated beside another target's")
         lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
@@ -235,7 +283,6 @@ class Emulator:
             lanes=lanes,
             seen=(pointer * len(seen))(*(ctypes.cast(one, pointer) for one in seen)),
             lds_unit=kernel.lds_unit,
-            backwards=backwards,
             races_pass=races_pass,
             apart=user.get("workgroup_processor_mode", 0),
             sides=across,
@@ -246,43 +293,60 @@ class Emulator:
             runs=ctypes.addressof(runs),
             run_room=room,
             run_counts=noted,
-            step=step,
         )
-        message = ctypes.create_string_buffer(256)
-        where = ctypes.c_uint64(0)
-        if self._run(ctypes.byref(launch), message, 256, ctypes.byref(where)):
-            raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
-        executed = counts[:]
-        by_mnemonic, on, by_place = _added_up(
-            kernel, executed, lanes[:], lines_at[:], conflicts_at[:]
-        )
-        return LaunchCounts(
-            instructions=sum(executed),
-            by_mnemonic=by_mnemonic,
-            lanes=on,
-            bytes=launch.bytes,
-            stored_bytes=launch.stored,
-            touched_bytes=64 * launch.touched64,
-            lines_64=launch.lines64,
-            lines_128=launch.lines128,
-            lds_bytes=launch.lds_bytes_moved,
-            lds_conflicts=launch.conflicts,
-            by_place=by_place,
-            executed=tuple(executed),
-            runs=tuple(
-                ctypes.string_at(launch.runs + RUN_BYTES * room * wave, RUN_BYTES * count)
-                for wave, count in enumerate(noted)
-            ),
-        )
+        rows = (counts, lanes, lines_at, conflicts_at)
+        return launch, _Kept(rows=rows, room=room, noted=noted, others=(buffer, ranges, seen, runs))
 
     def _cycles_of(self, kernel: DecodedKernel) -> ctypes.Array[ctypes.c_uint32]:
         """Return the counted cycles for which each record occupies its SIMD."""
         found = self._cycles.get(id(kernel))
         if found is None or found[0] is not kernel:
-            issue, known = ISSUE_CYCLES[kernel.lanes], self._matrix_cycles
+            issue, known = ISSUE_CYCLES[kernel.lanes], self.matrix_cycles
             each = [known.get(name, issue) for name in kernel.mnemonics]
             found = self._cycles[id(kernel)] = (kernel, (ctypes.c_uint32 * len(each))(*each))
         return found[1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """The arrays of a launch."""
+
+    rows: tuple[ctypes.Array[ctypes.c_uint64], ...]  # by instruction
+    room: int
+    noted: ctypes.Array[ctypes.c_uint32]
+    others: tuple[object, ...]
+
+
+def _started(
+    kernel: DecodedKernel, launch: _MachineLaunch, function: Callable[..., int], *given: object
+) -> None:
+    """Call the machine; raises KernelError with the source line of a fault."""
+    message, where = ctypes.create_string_buffer(256), ctypes.c_uint64(0)
+    if function(*given, message, 256, ctypes.byref(where)):
+        raise KernelError(_fault(kernel, message.value.decode(), where.value, launch.other))
+
+
+def _counted(kernel: DecodedKernel, launch: _MachineLaunch, kept: _Kept) -> LaunchCounts:
+    executed, lanes, lines_at, conflicts_at = (row[:] for row in kept.rows)
+    by_mnemonic, on, by_place = _added_up(kernel, executed, lanes, lines_at, conflicts_at)
+    return LaunchCounts(
+        instructions=sum(executed),
+        by_mnemonic=by_mnemonic,
+        lanes=on,
+        bytes=launch.bytes,
+        stored_bytes=launch.stored,
+        touched_bytes=64 * launch.touched64,
+        lines_64=launch.lines64,
+        lines_128=launch.lines128,
+        lds_bytes=launch.lds_bytes_moved,
+        lds_conflicts=launch.conflicts,
+        by_place=by_place,
+        executed=tuple(executed),
+        runs=tuple(
+            ctypes.string_at(launch.runs + RUN_BYTES * kept.room * wave, RUN_BYTES * count)
+            for wave, count in enumerate(kept.noted)
+        ),
+    )
 
 
 def check_launch(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.fake_driver import FakeDriver, assembly_number
 from ratchet.amd.compile.torch_cuda import asked
+from ratchet.amd.emulator.clock import played
 from ratchet.amd.emulator.decode import DecodedKernel
 from ratchet.amd.emulator.launch import (
     INSTRUCTION_LIMIT,
@@ -34,6 +35,7 @@ from ratchet.amd.emulator.launch import (
 )
 from ratchet.amd.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.amd.emulator.pretending import GPU, MARK, EmulatedGpu
+from ratchet.base.devices.catalogue import CatalogueDevice
 from ratchet.base.errors import KernelError
 from ratchet.base.process.memory import free_bytes
 from ratchet.judge.kernels.source_files import load_source, split_files
@@ -79,6 +81,7 @@ class EmulatedLaunch:
     file: str = ""  # the file of the kernel's source, if known
     step: int = 1  # every so many workgroups were executed
     memory_bytes: int = 0  # of all tensors that it was given
+    predicted_s: float | None = None  # by the clock, if it was asked
 
     def shown(self) -> dict[str, object]:
         """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
@@ -160,6 +163,7 @@ class EmulatorDriver(FakeDriver):
 
     limit = INSTRUCTION_LIMIT  # the most wave instructions of one launch
     sample = 0  # about how many workgroups of a launch are executed; 0 is all
+    clock: CatalogueDevice | None = None  # the device whose time is predicted, if any
     has_prices = False
     """True if autotuners choose by `price_s`; else they keep the first configuration that works."""
 
@@ -298,18 +302,37 @@ class EmulatedLauncher:
             limit=self.limit,
             step=step,
         )
+        waves = -(-self.threads // kernel.lanes)
+        device, predicted_s = getattr(self.driver, "clock", None), None
+        if device is not None:
+            ran = -(-math.prod(grid) // step)
+            with contextlib.suppress(KernelError):  # such as workgroups that wait for each other
+                time = played(
+                    self.driver.emulator,
+                    kernel,
+                    device,
+                    wave_instructions=counts.instructions / ran / waves,
+                    grid=grid,
+                    threads=self.threads,
+                    shared_bytes=self.shared_bytes,
+                    sides=self.sides,
+                    values=values,
+                    memories=memories,
+                )
+                predicted_s = None if time is None else time.time_s
         return EmulatedLaunch(
             name=kernel.name,
             programs=math.prod(grid),
-            waves=math.prod(grid) * -(-self.threads // kernel.lanes),
+            waves=math.prod(grid) * waves,
             stored_elements=counts.stored_bytes // self.element_bytes,
             counts=counts,
             kernel=kernel,
-            workgroup_waves=-(-self.threads // kernel.lanes),
+            workgroup_waves=waves,
             lds_bytes=max(kernel.lds_bytes, self.shared_bytes),
             file=self.file,
             step=step,
             memory_bytes=sum({one.address: one.size for one in memories}.values()),
+            predicted_s=predicted_s,
         )
 
 

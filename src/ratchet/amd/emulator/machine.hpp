@@ -15,6 +15,10 @@ struct Instruction { u16 operation, flags; i32 line; Operand o[6]; i32 aux[8]; }
 struct Range { u64 first, size; };
 // Instructions that a wave ran one after another for one source line: `line` is a number of the decoder's
 struct Run { u32 epoch, line, cycles; };
+// For the clock: an instruction that a wave executed, with the lines of 64 bytes that it touched, or its bytes and conflicts in LDS
+struct Step { u32 pc, line, bytes; u16 lines, conflicts; };
+enum Unit : u8 { SALU, VALU, MATRIX_UNIT, VMEM_LOAD, VMEM_STORE, LDS_UNIT, SMEM, WAIT, BARRIER, FREE, UNITS };
+struct Trace { std::vector<u64> lines; const u8* units; u64 room; };
 struct Launch {
     const Instruction* code; u64 length; const Range* ranges; u64 range_count;
     u64 kernarg, kernarg_size, limit; u32 grid[3]; u32 threads, lds_bytes, scratch_bytes;
@@ -26,6 +30,7 @@ struct Launch {
     const u64* touched;  // by instruction, a bit for each register that it reads, or writes at once
     const u32* cycles; Run* runs; u32 run_room; u32* run_counts;  // of the first workgroup: room and number of each wave's runs
     u64 step;  // every so many workgroups run; 0 is 1
+    Trace* trace;  // or null
 };
 struct Fault { char text[200]; };
 template <class... T> [[noreturn]] void fail(const char* form, T... given) {
@@ -162,6 +167,7 @@ struct Machine {
 struct alignas(64) Wave {
     u32 v[512][LANES]; u32 s[128]; u32 scc = 0; u64 pc = 0; u64 base; bool ended = false; bool waits = false; bool clamps = false;  // FP16_OVFL
     Machine* m; Launch* launch; std::vector<u8> scratch; Flights flights; bool flat = false;  // in a flat instruction
+    std::vector<Step>* steps = nullptr;
     u64 pair(int n) const { u64 x; memcpy(&x, s + n, 8); return x; }
     void set_pair(int n, u64 x) { memcpy(s + n, &x, 8); }
     // One bit for each lane: a pair of registers, or one where a wave has 32

@@ -1,5 +1,10 @@
 // ---- memory ---- aux: 0 offset, 1 second offset, 2 bytes, 5 atomic, 3 form (0 plain, 1 signed, 2 low half, 3 high half; 4 and 5
 // the same halves of a byte with a sign)
+inline void note_lines(W& w, u64 first, u64 count) {
+    if (!w.steps) return;
+    w.steps->back().lines = u16(w.steps->back().lines + count);
+    for (u64 i = 0; i < count; i++) w.launch->trace->lines.push_back(first + i);
+}
 inline u64 scalar_offset(const W& w, const Operand& o) { return o.kind == NONE ? 0 : scalar32(w, o); }
 inline u32 part_of(const u8* from, u32 size, int is_signed) {
     u32 x = 0; memcpy(&x, from, size);
@@ -90,13 +95,15 @@ template <Space S> inline void count_access(W& w, const In& in, const u64* at, u
     Launch& c = *w.launch;
     if (row) {
         const u64 first = at[0], last = first + u64(LANES) * size - 1, lines = (last >> 6) - (first >> 6) + 1;
-        count_lines(w, u64(LANES) * size, lines, (last >> 7) - (first >> 7) + 1);
+        count_lines(w, u64(LANES) * size, lines, (last >> 7) - (first >> 7) + 1); note_lines(w, first >> 6, lines);
         return w.m->touch_row(first >> 6, lines);
     }
     if constexpr (S == LDS) {
         if (w.flights.copies) check_copies(w, at, mask, size);
         const u64 extra = bank_conflicts(at, mask, size); c.conflicts += extra; c.conflicts_at[w.m->pc] += extra;
-        c.lds_bytes_moved += u64(__builtin_popcountll(mask)) * size; return;
+        const u32 moved = u32(__builtin_popcountll(mask)) * size; c.lds_bytes_moved += moved;
+        if (w.steps) w.steps->back().bytes += moved, w.steps->back().conflicts = u16(w.steps->back().conflicts + extra);
+        return;
     }
     if constexpr (S == SCRATCH) return;
     u64 near[2 * LANES], far[2 * LANES], lines = 0, pairs = 0, floor = 0, line = 0, pair = 0, left = mask;  // `line`: the last counted, plus 1
@@ -115,7 +122,7 @@ template <Space S> inline void count_access(W& w, const In& in, const u64* at, u
         lines = distinct(near, n); pairs = distinct(far, n);
     }
     count_lines(w, u64(__builtin_popcountll(mask)) * size, lines, pairs);
-    for (u64 i = 0; i < lines; i++) w.m->touch(near[i]);
+    for (u64 i = 0; i < lines; i++) w.m->touch(near[i]), note_lines(w, near[i], 1);
 }
 // Before gfx942 a lane's scratch is a buffer; word 3 of the one that `begin` made says so.
 template <Space S> inline bool is_scratch(const W& w, const In& in) { return S == BUFFER && w.s[in.o[2].number + 3] == SCRATCH_BUFFER; }
@@ -180,6 +187,7 @@ template <Space S> void store(W& w, const In& in) {
     const bool seen_late = LANES == 32 && (S == BUFFER || S == GLOBAL) && w.launch->apart && !w.m->alone; u64 changed = 0;
     Flight* flight = S == LDS ? nullptr : &issue(w, queue_of<S>(w, false));
     if (seen_late) Flights::touch(*flight, at, mask, size, true);
+    if (w.steps && (S == BUFFER || S == GLOBAL)) return;  // the clock changes no memory
     if (size >= 4 && row && !seen_late) {
         u8* to = (u8*)at[0];
         switch (size) { case 4: together<1>(w, data.number, to); break; case 8: together<2>(w, data.number, to); break; case 12: together<3>(w, data.number, to); break; default: together<4>(w, data.number, to); }
@@ -263,7 +271,8 @@ template <Space S> void atomic(W& w, const In& in) {
         u64 old = 0, x = value(data, l), compare = 0; memcpy(&old, p, size);
         if (what == CMPSWAP) { if (S == LDS) { compare = x; x = value(in.o[5].number, l); } else compare = value(data + each, l); }
         u64 fresh = size == 4 ? u64(changed<u32, i32>(what, u32(old), u32(x), u32(compare))) : changed<u64, i64>(what, old, x, compare);
-        memcpy(p, &fresh, size); out[0][l] = u32(old); out[1][l] = u32(old >> 32);
+        if (!w.steps || S == LDS) memcpy(p, &fresh, size);
+        out[0][l] = u32(old); out[1][l] = u32(old >> 32);
     }
     const bool returns = in.flags & RETURNS;
     issue(w, queue_of<S>(w, returns), in.o[0].number, returns ? each : 0, exec);

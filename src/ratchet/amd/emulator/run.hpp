@@ -28,6 +28,11 @@ static void go(Wave& w, Launch& c, u64& left, u64& slice) {
     for (; !w.ended && !w.waits && slice; slice--) {
         if (w.pc >= c.length) fail("the code runs past its end");
         const Instruction& in = c.code[w.pc];
+        if (w.steps) {
+            if (w.steps->size() >= c.trace->room) { w.ended = true; return; }
+            w.steps->push_back({u32(w.pc), u32(c.trace->lines.size()), 0, 0, 0});
+            if (c.trace->units[w.pc] == MATRIX_UNIT) { w.pc++; continue; }  // its sums are no addresses
+        }
         c.counts[w.pc]++; c.lanes[w.pc] += u64(__builtin_popcountll(w.exec()));
         if (left-- == 0) fail("the kernel ran for %llu instructions without an end", (unsigned long long)c.limit);
         w.m->pc = w.pc++;

@@ -12,7 +12,7 @@ from ratchet.amd.emulator.operations import Operation
 
 HERE: Final = Path(__file__).parent
 MACHINE: Final = ("numbers.hpp", "flight.hpp", "machine.hpp", "memory.hpp", "matrix.hpp")
-RUN: Final = "run.hpp"
+RUN: Final = ("run.hpp", "clock.hpp")
 NUMBERS: Final = {
     "u": "u32", "i": "i32", "f": "f32", "h": "f32", "w": "u32", "x": "i32", "m": "u32", "v": "u32",
     "U": "u64", "I": "i64", "D": "f64",
@@ -61,14 +61,14 @@ def numbers() -> dict[str, int]:
 def written(lanes: int) -> str:
     """Return the whole source for waves of this many lanes."""
     bodies = "\n".join(_function(one) for one in table().values())
-    names = [*MACHINE_OPERATIONS.values(), *(f"of_{name}" for name in table())]
-    entries = ",\n".join(names)
+    functions = [*MACHINE_OPERATIONS.values(), *(f"of_{name}" for name in table())]
+    entries = ",\n".join(functions)
     dispatch = (
         f"using Function = void (*)(W&, const In&);\nconst Function FUNCTIONS[] = {{\n{entries}}};"
     )
-    machine = [(HERE / name).read_text() for name in MACHINE]
+    machine, run = ([(HERE / name).read_text() for name in names] for names in (MACHINE, RUN))
     lanes_line = f"constexpr int LANES = {lanes}; constexpr unsigned SLEEP = {numbers()['sleep']};"
-    return "\n".join((lanes_line, *machine, bodies, dispatch, (HERE / RUN).read_text()))
+    return "\n".join((lanes_line, *machine, bodies, dispatch, *run))
 
 
 def _function(one: Operation) -> str:

@@ -21,6 +21,7 @@ from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.fake_driver import assembly_number
 from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, poison_new_memory
 from ratchet.amd.emulator.pretending import EmulatedGpu
+from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.kernels.source_files import load_source, split_files
@@ -41,6 +42,7 @@ class SampledDriver(EmulatorDriver):
     def __init__(self, message: Message, library: Path) -> None:
         device = PretendedDevice.of(message["target"], message["device"])
         super().__init__(device, library, lambda _: True, message["matrix_cycles"])
+        self.clock = catalogue.load()[message["clock"]]
         self.done: list[Message] = []
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
@@ -70,6 +72,7 @@ class SampledDriver(EmulatorDriver):
             {
                 "told": told,
                 "ran": ran,
+                "predicted_s": launch.predicted_s,
                 "vgprs": launch.kernel.vgprs,
                 "workgroup_waves": launch.workgroup_waves,
                 "lds_bytes": launch.lds_bytes,

@@ -21,7 +21,8 @@ import msgspec
 
 from ratchet.amd.architectures import ARCHITECTURES, occupancy
 from ratchet.amd.compile.process import ProfileProcess
-from ratchet.amd.emulator.estimates import estimate, matrix_cycles, read_told
+from ratchet.amd.emulator.clock import PredictedTime, clock_words, prediction
+from ratchet.amd.emulator.estimates import estimate, largest_device, matrix_cycles, read_told
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.program import pretended_device
 from ratchet.amd.profile import find_action, find_case
@@ -67,6 +68,7 @@ class _Listed(msgspec.Struct, frozen=True):
 class _Launched(msgspec.Struct, frozen=True, kw_only=True):
     told: dict[str, Json]
     ran: Count
+    predicted_s: Annotated[float, msgspec.Meta(ge=0)] | None
     vgprs: Count
     workgroup_waves: Annotated[int, msgspec.Meta(ge=1, le=64)]
     lds_bytes: Count
@@ -82,6 +84,7 @@ class RankedConfig:
 
     config: Config
     bound_s: float | None = None
+    predicted: PredictedTime | None = None
     limit: str = ""  # the unit with most of the bound
     workgroups: int = 0  # of all launches
     emulated_workgroups: int = 0
@@ -99,7 +102,13 @@ class RankedConfig:
         """Return its cells under COLUMNS."""
         numbers = (self.vgprs, self.lds_bytes, self.waves)
         bound = show_time(self.bound_s or 0.0)
-        cells = (bound, self.limit, *(f"{one or 0:,}" for one in numbers), self.right)
+        cells = (
+            bound,
+            clock_words(self.predicted),
+            self.limit,
+            *(f"{one or 0:,}" for one in numbers),
+            self.right,
+        )
         return (self.words(names), *cells)
 
 
@@ -190,6 +199,7 @@ def tune(
         "target": target,
         "device": {"name": device.name, "units": device.units, "memory_bytes": device.memory_bytes},
         "matrix_cycles": matrix_cycles(target),
+        "clock": largest_device(target).name,
         "machine": base64.b64encode(compiled_machine(target).read_bytes()).decode(),
         "case": asdict(chosen),
         "limit": LIMIT,
@@ -357,6 +367,7 @@ def _ran(process: ProfileProcess, message: Message, config: Config, target: str)
     return RankedConfig(
         config=config,
         bound_s=sum(one.bounds[0].time_s for one in cases),
+        predicted=_predicted(cases[0].bounds[0].device, launches),
         limit=max(units, key=lambda unit: units[unit]),
         workgroups=sum(kernel.programs for one in cases for kernel in one.kernels),
         emulated_workgroups=sum(one.ran for one in launches),
@@ -364,6 +375,13 @@ def _ran(process: ProfileProcess, message: Message, config: Config, target: str)
         lds_bytes=heaviest.lds_bytes,
         waves=held.waves_per_simd,
     )
+
+
+def _predicted(device: str, launches: Sequence[_Launched]) -> PredictedTime | None:
+    """Return the time of all launches; None if one has none."""
+    times = [one.predicted_s for one in launches]
+    known = [one for one in times if one is not None]
+    return prediction(device, sum(known)) if len(known) == len(times) else None
 
 
 LEAST_VERDICT_S: Final = 10.0
@@ -474,7 +492,16 @@ def python_text(result: TuneResult) -> str:
     )
 
 
-COLUMNS: Final = ("config", "at least", "limit", "VGPR", "LDS bytes", "waves", "judged")
+COLUMNS: Final = (
+    "config",
+    "at least",
+    "predicted",
+    "limit",
+    "VGPR",
+    "LDS bytes",
+    "waves",
+    "judged",
+)
 MOST_SHOWN: Final = 20
 
 
@@ -500,7 +527,9 @@ def tune_report(result: TuneResult) -> m.ResultReport:
                 m.grid(COLUMNS, [one.row(varied) for one in result.order[:MOST_SHOWN]], left=1),
                 f"All have {same}." if same else None,
                 f"{ran:,} of {every:,} workgroups were emulated, and their counts scaled to all. "
-                "Caches and waits are left out: time the shortlist on the GPU.",
+                "The bound leaves caches and waits out. The predicted time plays them, with the "
+                "interval in brackets; it does not order schedules better than the bound, and is "
+                "no measurement: time the shortlist on the GPU.",
             )
             if result.order
             else None,
