@@ -128,12 +128,16 @@ def test_a_run_that_goes_on_reloads_its_page() -> None:
     assert "no confirmed speed-up yet" in page
 
 
-@pytest.mark.parametrize("rows", [(), ROWS[1:2]])
-def test_a_run_without_times_has_a_page(rows: tuple[Answer, ...]) -> None:
-    page = render_write_page(changed(rows=rows, best=None, status="none", sources={}))
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [((), "No kernel for made_up was tried"), (ROWS[1:2], "No right kernel for made_up")],
+)
+def test_a_run_without_times_has_a_page(rows: tuple[Answer, ...], said: str) -> None:
+    result = changed(rows=rows, best=None, status="none", sources={}, screened=len(rows))
+    page = render_write_page(result)
     tags(page)
     assert "Speed-up over the run" not in page
-    assert "No right kernel for made_up" in page
+    assert said in page and "made_up, no right kernel" in page
 
 
 def test_an_estimate_is_never_the_headline() -> None:

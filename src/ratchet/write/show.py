@@ -165,12 +165,12 @@ def render_write_page(result: WritingResult) -> str:
 def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultReport:
     best = result.best
     reloads = f"The run is going on. This page reloads itself every {RELOAD_S} seconds."
-    judged = counted(result.judged, "verdict")
-    level = f"{judged}; the level pays for {result.planned_verdicts}"
+    judged = f"{result.judged} of {counted(result.planned_verdicts, 'planned verdict')}"
+    status = "no right kernel" if result.status == "none" else show_status(result.status)
     static = static_section(result.static)
     run = [("run", m.Span(result.run or "-", "code"))]
     return m.ResultReport(
-        title=f"{result.problem}, {'running' if result.running else result.status}",
+        title=f"{result.problem}, {'running' if result.running else status}",
         heading=f"kernels for {result.problem}",
         headline=m.Span(headline(result), tone(result.status) if best else ""),
         header=m.blocks(
@@ -181,7 +181,7 @@ def write_report(result: WritingResult, paths: Mapping[str, str]) -> m.ResultRep
             ),
             *(sentence(one) for one in result.notes),
             m.Words(reloads, "warning", on="page") if result.running else None,
-            m.Tiles([*_speedups(result), m.Tile(str(result.screened), "kernels screened", level)]),
+            m.Tiles([*_speedups(result), m.Tile(str(result.screened), "kernels screened", judged)]),
         ),
         sections=m.blocks(
             _verdict(best) if best else None,
@@ -331,6 +331,8 @@ def headline(result: WritingResult) -> str:
                 f"No kernel for {result.problem} passed its verdict: "
                 f"{show_status(last.status)}: {last.reason}"
             )
+        if not (result.screened or result.rows):
+            return f"No kernel for {result.problem} was tried"
         return f"No right kernel for {result.problem}"
     ratio = best.verdict.speedup.vs_reference
     if result.status == "proven" and ratio:
