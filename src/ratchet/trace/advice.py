@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ratchet.base.show.words import show_ns
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.sequences import SequenceRow
 
@@ -46,11 +47,6 @@ class Advice:
     always: bool = False  # True if it is named however little it gives
 
 
-def milliseconds(time: int) -> str:
-    """Format nanoseconds for a sentence."""
-    return f"{time / 1e6:,.2f} ms"
-
-
 def fusible_kernels(report: Report) -> Advice | None:
     """Find runs of kernels between products, copies and collectives."""
     runs = [row for row in report.sequences if row.under == "between products"]
@@ -80,8 +76,8 @@ def _words(row: SequenceRow, what: str) -> str:
     home = _COUNTED.sub("", row.name.rpartition(" > ")[2]).removeprefix("Optimizer.step#")
     where = f" in {home}" if home else f" around {row.op}" if row.op else ""
     return (
-        f"{row.count:,} x {row.length} {what}{where} take {milliseconds(row.time + row.gaps)}, "
-        f"the longest of each {milliseconds(row.longest)}"
+        f"{row.count:,} x {row.length} {what}{where} take {show_ns(row.time + row.gaps)}, "
+        f"the longest of each {show_ns(row.longest)}"
     )
 
 
@@ -117,8 +113,8 @@ def attention(report: Report) -> Advice | None:
         name="attention",
         evidence=(
             f"{sum(row.count for row in rows):,} calls of attention take "
-            f"{milliseconds(sum(row.time for row in rows))}, and at the ceilings "
-            f"{milliseconds(sum(row.least for row in rows))}"
+            f"{show_ns(sum(row.time for row in rows))}, and at the ceilings "
+            f"{show_ns(sum(row.least for row in rows))}"
         ),
         gain=gain,
         levers=("kernel:attention",),
@@ -148,8 +144,8 @@ def exposed_communication(report: Report) -> Advice | None:
     return Advice(
         name="exposed-communication",
         evidence=(
-            f"{milliseconds(whole.exposed_communication)} of "
-            f"{milliseconds(whole.communication)} of communication is not hidden by compute "
+            f"{show_ns(whole.exposed_communication)} of "
+            f"{show_ns(whole.communication)} of communication is not hidden by compute "
             f"({whole.overlap:.1%} overlap)"
         ),
         gain=whole.exposed_communication,
@@ -172,7 +168,7 @@ def graph_breaks(report: Report) -> Advice | None:
         always=True,
         evidence=(
             f"{compiled.graph_breaks} graph breaks and {compiled.recompilations} recompilations, "
-            f"{milliseconds(compiled.compile_time)} of compilation in the recording{why}"
+            f"{show_ns(compiled.compile_time)} of compilation in the recording{why}"
         ),
         gain=compiled.compile_time,
         remedy=(
@@ -183,7 +179,7 @@ def graph_breaks(report: Report) -> Advice | None:
 
 
 def _idle(name: str, gain: int, cause: str, remedy: str) -> Advice:
-    said = f"the device idles {milliseconds(gain)} while the CPU {cause}"
+    said = f"the device idles {show_ns(gain)} while the CPU {cause}"
     return Advice(name=name, evidence=said, gain=gain, remedy=remedy)
 
 
@@ -201,7 +197,7 @@ def host_bound(report: Report) -> Advice | None:
     return Advice(
         name="host-bound",
         evidence=(
-            f"the device idles {milliseconds(gain)} before work that the CPU launched late "
+            f"the device idles {show_ns(gain)} before work that the CPU launched late "
             f"({report.launches.count:,} launches)"
         ),
         gain=gain,
@@ -219,7 +215,7 @@ def fp32_matmuls(report: Report) -> Advice | None:
     return Advice(
         name="fp32-matmuls",
         evidence=(
-            f"{milliseconds(time)} in {sum(row.count for row in slow):,} fp32 matrix kernels, most "
+            f"{show_ns(time)} in {sum(row.count for row in slow):,} fp32 matrix kernels, most "
             f"of it in {slow[0].op or slow[0].example}"
         ),
         gain=time - time // ASSUMED_SPEEDUP,
@@ -234,7 +230,7 @@ def recompute(report: Report) -> Advice | None:
     return Advice(
         name="recompute",
         evidence=(
-            f"checkpointing recomputes {milliseconds(gain)} of forward work "
+            f"checkpointing recomputes {show_ns(gain)} of forward work "
             f"({report.recompute.share:.1%} of the device time that ops launched)"
         ),
         gain=gain,
@@ -253,8 +249,8 @@ def small_kernels(report: Report) -> Advice | None:
         name="small-kernels",
         evidence=(
             f"{launches.small:,} pieces of device work are shorter than "
-            f"{launches.small_below / 1000:g} µs ({milliseconds(launches.small_time)} together, "
-            f"{milliseconds(gaps)} in gaps of up to 10 µs between queued work)"
+            f"{show_ns(launches.small_below)} ({show_ns(launches.small_time)} together, "
+            f"{show_ns(gaps)} in gaps of up to 10 µs between queued work)"
         ),
         gain=min(gaps + launches.small_time // 2, report.identity.window),
         levers=("compile", "fused-optimizer"),

@@ -25,7 +25,7 @@ from ratchet.trace.advice import advise
 from ratchet.trace.analysis import analyse
 from ratchet.trace.answers.report import Report, report
 from ratchet.trace.ranks import SharedCollective, across, each_rank
-from ratchet.trace.read import protobuf_sort, read
+from ratchet.trace.read import MERGED, protobuf_sort, read
 from ratchet.trace.read.columns import DEVICE_KINDS, EPOCH, Kind, Trace
 from ratchet.trace.read.rocprof import is_database, is_rocprof
 from ratchet.trace.read.stream import raw_events
@@ -187,7 +187,7 @@ def _write(
         {"rank": s.rank, "file": s.path.name, "shift_ns": shift}
         for s, shift in zip(sources, shifts, strict=True)
     ]
-    head = {"schemaVersion": 1, "displayTimeUnit": "ms", EPOCH: sources[0].base, "merged": about}
+    head = {"schemaVersion": 1, "displayTimeUnit": "ms", EPOCH: sources[0].base, MERGED: about}
     file.write(json.dumps(head)[:-1].encode() + b', "traceEvents": [\n')
     written, flows = [], 0
     for source, shift in zip(sources, shifts, strict=True):

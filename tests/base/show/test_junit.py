@@ -7,25 +7,27 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratchet.base.show.junit import Case, Found, junit
+from ratchet.base.show.junit import JunitCase, JunitOutcome, junit
 
 CASES = (
-    Case(name="quick", classname="ratchet.watch", time_s=1.25, output="1.0 ms | 1.1 ms"),
-    Case(
+    JunitCase(name="quick", classname="ratchet.watch", time_s=1.25, output="1.0 ms | 1.1 ms"),
+    JunitCase(
         name="slow",
         classname="ratchet.watch",
         time_s=0.5,
-        found=[Found(kind="failure", message="slower: +9%")],
+        found=[JunitOutcome(kind="failure", message="slower: +9%")],
     ),
-    Case(
+    JunitCase(
         name="two faults",
         classname="gfx942",
         found=[
-            Found(kind="failure", type="hazard", message="a", text="2 times"),
-            Found(kind="failure", type="bounds", message="b"),
+            JunitOutcome(kind="failure", type="hazard", message="a", text="2 times"),
+            JunitOutcome(kind="failure", type="bounds", message="b"),
         ],
     ),
-    Case(name="none", classname="ratchet.watch", found=[Found(kind="skipped", message="why")]),
+    JunitCase(
+        name="none", classname="ratchet.watch", found=[JunitOutcome(kind="skipped", message="why")]
+    ),
 )
 
 
@@ -57,7 +59,7 @@ def test_a_suite_without_times_has_none() -> None:
 
 
 def test_forbidden_characters_are_shown_by_their_numbers() -> None:
-    case = Case(name="\x1b[31mred\x00", classname="c", output="\ud800 \ufffe\ttab")
+    case = JunitCase(name="\x1b[31mred\x00", classname="c", output="\ud800 \ufffe\ttab")
     (read,) = ElementTree.fromstring(junit("s", [case]))[0]
     assert read.get("name") == r"\x1b[31mred\x00"
     assert read[0].text == "\\xd800 \\xfffe\ttab"
@@ -65,5 +67,7 @@ def test_forbidden_characters_are_shown_by_their_numbers() -> None:
 
 @given(st.text(st.characters(codec=None)))
 def test_any_text_makes_a_document_that_is_read_back(text: str) -> None:
-    case = Case(name=text, classname=text, found=[Found(kind="error", message=text, text=text)])
+    case = JunitCase(
+        name=text, classname=text, found=[JunitOutcome(kind="error", message=text, text=text)]
+    )
     assert ElementTree.fromstring(junit(text, [case]))[0][0].tag == "testcase"

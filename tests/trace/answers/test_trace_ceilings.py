@@ -150,6 +150,8 @@ def test_a_file_without_ceilings_is_refused_in_one_line(text: str, tmp_path: Pat
         file_ceilings(path)
     with pytest.raises(TraceError, match="cannot be read"):
         given_ceilings(str(tmp_path / "none.json"))
+    with pytest.raises(TraceError, match=r"'H1' is no file.*: give here, .* or one of MI210"):
+        given_ceilings("H1")
 
 
 def test_measured_rates_stand_before_published_ones(tmp_path: Path) -> None:

@@ -202,6 +202,9 @@ def test_ranks_that_wait_for_each_other_alike_have_no_straggler(tmp_path: Path) 
     found = read_ranks(tmp_path)  # waits of 45 and 50 us in a window of 1,000
     assert found.straggler is None and sum(found.waiting.values()) == 95_000
     assert "No rank is a straggler" in " ".join(across_words(found))
+    alike = replace(found, waiting={0: 0, 1: 0}, skew=0)
+    assert "on the wire, and no waiting." in " ".join(across_words(alike))
+    assert across_words(alike)[-1] == "Compute is the same over the ranks."
 
 
 def test_each_collective_has_its_skew_over_the_ranks(tmp_path: Path) -> None:

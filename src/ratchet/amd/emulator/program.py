@@ -27,7 +27,7 @@ from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
 from ratchet.base.process.child import run_command
 from ratchet.base.show import model as m
-from ratchet.base.show.junit import Case, Found, junit
+from ratchet.base.show.junit import JunitCase, JunitOutcome, junit
 from ratchet.base.show.words import counted, show_bytes, show_time
 from ratchet.judge.kernels.kernel import TARGETS
 from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
@@ -158,11 +158,11 @@ class ProgramResult:
         names = dict.fromkeys(one.name for one in self.kernels)
         names |= dict.fromkeys(one.kernel for one in self.faults)
         cases = [
-            Case(
+            JunitCase(
                 name=name,
                 classname=self.target,
                 found=[
-                    Found(
+                    JunitOutcome(
                         kind="failure", message=one.reason, type=one.kind, text=f"{one.count} times"
                     )
                     for one in self.faults

@@ -18,7 +18,7 @@ _FORBIDDEN = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class JunitOutcome:
     """Something that a case tells: why it failed, could not run, or was skipped."""
 
     kind: Kind
@@ -28,17 +28,17 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class JunitCase:
     """One test case; it passed if nothing was found."""
 
     name: str
     classname: str
-    found: Sequence[Found] = ()
+    found: Sequence[JunitOutcome] = ()
     time_s: float | None = None
     output: str = ""
 
 
-def junit(suite: str, cases: Sequence[Case]) -> bytes:
+def junit(suite: str, cases: Sequence[JunitCase]) -> bytes:
     """Return a suite as a document; a character that XML forbids is shown by its number."""
     counts = {
         plural: str(sum(any(one.kind == kind for one in case.found) for case in cases))

@@ -14,7 +14,7 @@ from ratchet.base.ledger.books import Observation, ObservationBook
 from ratchet.base.ledger.connect import utc_now
 from ratchet.base.show import model as m
 from ratchet.base.show.figures import pairs_plot
-from ratchet.base.show.junit import Case, Found, Kind, junit
+from ratchet.base.show.junit import JunitCase, JunitOutcome, Kind, junit
 from ratchet.base.show.words import axis_of_unit, show_change, show_value
 from ratchet.guard.checkouts import Checkouts
 from ratchet.guard.history import gather
@@ -210,13 +210,14 @@ def junit_xml(report: WatchResult) -> bytes:
     cases = []
     for one in report.results:
         said = ": ".join(part for part in (one.answer, _change(one), one.why) if part)
-        kind = kinds.get(one.answer)
-        found = Found(kind="skipped" if report.advisory else kind, message=said) if kind else None
+        found = []
+        if kind := kinds.get(one.answer):
+            found = [JunitOutcome(kind="skipped" if report.advisory else kind, message=said)]
         cases.append(
-            Case(
+            JunitCase(
                 name=one.name,
                 classname="ratchet.watch",
-                found=[found] if found else [],
+                found=found,
                 time_s=one.time_s,
                 output=" | ".join(_row(one)),
             )

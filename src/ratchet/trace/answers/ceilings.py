@@ -95,9 +95,16 @@ def trace_ceilings(trace: Trace) -> Rooflines:
 
 
 def named_ceilings(name: str) -> Rooflines:
-    """Return what is published of a device by name; DeviceError if it is not in the catalogue."""
+    """Return what is published of a device by name; TraceError if nothing is."""
     known = catalogue.load()
-    return _published_of(known.match(name) or known[name])
+    found = known.match(name) or known.devices.get(name)
+    if found is None or not _paper(found):
+        having = ", ".join(one.name for one in known.devices.values() if _paper(one))
+        raise TraceError(
+            f"--device {name!r} is no file, and no device whose rates are known: give here, a file "
+            f"of ceilings, or one of {having}"
+        )
+    return _published_of(found)
 
 
 def _published_of(entry: CatalogueDevice) -> Rooflines:

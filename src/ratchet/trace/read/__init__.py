@@ -24,6 +24,9 @@ from ratchet.trace.read.stream import beginning
 from ratchet.trace.read.wire import fields, first_messages, string
 from ratchet.trace.read.xplane import PLANE, read_xplane
 
+MERGED = "merged"
+"""The key under which a merged trace names its ranks."""
+_OF_RANKS = "ranks stand merged here and count as one: report the folder of their traces"
 _RANK_IN_NAME = re.compile(r"rank[_-]?(\d+)", re.IGNORECASE)
 _HIP = re.compile(r"^(hip|hsa_|__hip)")
 _CUDA = re.compile(r"^(cuda|cu[A-Z])")
@@ -113,6 +116,8 @@ def read_chrome(path: Path) -> Trace:
         metadata={k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()},
         **columns,
     )
+    if MERGED in about:
+        trace = replace(trace, faults=(*trace.faults, _OF_RANKS))
     return without_device_work(trace)
 
 

@@ -86,7 +86,7 @@ def _tiles(found: Identity, first: Report) -> list[m.Tile]:
         m.Tile(
             (m.Span("", f"key {part}"), share_of(times[part], found.window)),
             title,
-            f"{milliseconds(times[part])} ms; {means[part]}",
+            f"{show_ns(times[part])}; {means[part]}",
         )
         for part, title in words.PARTS.items()
     ]
@@ -250,7 +250,13 @@ def _path(ranks: Sequence[Report], top: int) -> m.ReportSection | None:
             "stack",
         ),
         m.ResultTable(kinds, [kind for kind, time in times.items() if time], look="compact"),
-        tables.brief_table(tables.PATH, named[: min(top, _PATH_ROWS)]),
+        m.section(
+            "Longest on the path",
+            tables.brief_table(tables.PATH, named[: min(top, _PATH_ROWS)]),
+            on="terminal",
+        )
+        if named
+        else None,
         on="page" if several else "both",
     )
 

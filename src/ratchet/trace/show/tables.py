@@ -429,10 +429,18 @@ def brief(
 
 
 def brief_table(described: Described, rows: Sequence[Row], on_device: bool = True) -> m.ResultTable:
-    """Return rows for the terminal, with short names that differ from each other."""
+    """Return rows for the terminal, with short names that differ from each other.
+
+    A column without any value, such as that of modules in a trace without stacks, is left out.
+    """
     columns = [one for one in described.columns_of(on_device) if one.on == BRIEF]
     key = "op" if described is DIFF else "name"
     shown = rows if described is COMMUNICATION else _short_names(rows, key, BRIEF_NAME)
+    columns = [
+        one
+        for one in columns
+        if not shown or any(m.text_of(one.cell(row)) != ABSENT for row in shown)
+    ]
     return m.ResultTable(columns, shown, on="terminal")
 
 

@@ -253,7 +253,7 @@ def lever_lines(finding: Advice) -> list[str]:
 
 def across_words(found: Ranks) -> list[str]:
     """Return sentences about differences between ranks."""
-    said = []
+    said, waited = [], sum(found.waiting.values())
     if found.straggler is not None:
         said.append(f"Rank {found.straggler} is the straggler: the others waited for it longest.")
     elif found.collectives:
@@ -262,14 +262,15 @@ def across_words(found: Ranks) -> list[str]:
         said.append(
             f"{len(found.collectives):,} collectives in which all ranks took part: "
             f"{show_ns(found.wire)} on the wire, "
-            f"{show_ns(sum(found.waiting.values()))} of waiting over all ranks."
+            + (f"{show_ns(waited)} of waiting over all ranks." if waited else "and no waiting.")
         )
     if found.unmatched:
         said.append(
             f"{found.unmatched:,} collectives are not counted: not all other ranks ran one that "
             "overlaps them in time." + ("" if found.collectives else " Do the ranks' clocks agree?")
         )
-    said.append(f"Compute differs by {share_of(found.skew, 1)} of its mean over the ranks.")
+    compute = f"differs by {share_of(found.skew, 1)} of its mean" if found.skew else "is the same"
+    said.append(f"Compute {compute} over the ranks.")
     return said
 
 
