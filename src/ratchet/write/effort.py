@@ -53,8 +53,8 @@ class Rungs:
         means = {one: sum(own) / len(own) for one, own in self.scores.items()}
         if not means:
             return {}
-        noise = self._scatter()
-        close = [one for one, mean in means.items() if mean > max(means.values()) - CLOSE]
+        noise, least = self._scatter(), max(means.values()) - CLOSE
+        close = [one for one, mean in means.items() if mean > least]
         centre = sum(means[one] for one in close) / len(close)
         between = sum((means[one] - centre) ** 2 for one in close) / max(1, len(close) - 1)
         lucky = noise * sum(1 / len(self.scores[one]) for one in close) / len(close)
@@ -69,7 +69,7 @@ class Rungs:
     def _scatter(self) -> float:
         """Return the variance of one screening; a stall counts as no more than OUTLIER."""
         squares = 0.0
-        for own in self.scores.values():
+        for own in (one for one in self.scores.values() if len(one) > 1):
             middle = statistics.median(own)
             squares += sum(min(abs(x - middle), OUTLIER) ** 2 for x in own)
         repeated = sum(len(own) - 1 for own in self.scores.values())
