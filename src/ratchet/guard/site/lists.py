@@ -40,8 +40,9 @@ def overview(facts: SiteFacts) -> m.ResultReport:
     waiting = [one for one in facts.incidents if one.state in WAITING]
     proven = [one for one in facts.verdicts.rows if one.status == "proven"]
     regressed = sum(one.regressed for one in facts.series)
-    slower = counted(len(waiting), "incident")
-    headline = f"{slower} {'needs' if len(waiting) == 1 else 'need'} somebody"
+    needs = "needs" if len(waiting) == 1 else "need"
+    headline = f"{counted(len(waiting), 'incident')} {needs} somebody"
+    headline = headline if waiting else "No incident is open"
     empty = not (facts.series or facts.runs.rows or facts.verdicts.rows or facts.recipes.rows)
     benchmarks = _benchmarks(facts)
     return m.ResultReport(
@@ -115,7 +116,7 @@ def _incidents(facts: SiteFacts) -> tuple[m.Column, ...]:
         m.Column("incident", lambda one: facts.links.to("incident", one.id, one.id)),
         m.Column("state", lambda one: state_cell(one.state)),
         m.Column("commit", lambda one: (facts.links.commit(one.revision), f" {among_words(one)}")),
-        m.Column("date", lambda one: moment(one.committed_at)),
+        m.Column("date (UTC)", lambda one: moment(one.committed_at)),
         m.number("worst", lambda one: shift_words(one.series[0].shift) if one.series else ""),
         m.why(
             "series",
@@ -163,7 +164,7 @@ def _benchmark_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
         m.Column("measured on", lambda row: facts.device(row[1])),
         m.Column("now", lambda row: _chips(facts, row[2])),
         m.Column("commit", commit),
-        m.Column("date", lambda row: moment(_newest(row[2]))),
+        m.Column("date (UTC)", lambda row: moment(_newest(row[2]))),
     )
 
 
@@ -339,7 +340,7 @@ def run_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
         m.name("of", lambda one: facts.links.to("run", one.key, one.title or one.key)),
         m.Column("ended", "state", lambda state: m.Span(state, "no" if state == "failed" else "")),
         m.Column("measured on", lambda one: facts.device(one.device)),
-        m.Column("date", lambda one: moment(one.at)),
+        m.Column("date (UTC)", lambda one: moment(one.at)),
     )
 
 
@@ -363,7 +364,7 @@ def verdict_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
         m.name("kernel", lambda one: facts.kernel(one.kernel)),
         m.name("problem", lambda one: clipped(facts.problem_name(one.problem))),
         m.Column("judged on", lambda one: facts.device(one.device)),
-        m.Column("date", lambda one: moment(one.at)),
+        m.Column("date (UTC)", lambda one: moment(one.at)),
     )
 
 
@@ -379,7 +380,7 @@ def recipe_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
         m.Column("arithmetic", lambda one: "changed" if one.changes_arithmetic else "kept"),
         m.number("kernels", lambda one: str(len(one.kernels))),
         m.Column("made on", lambda one: facts.device(one.device)),
-        m.Column("date", lambda one: moment(one.at)),
+        m.Column("date (UTC)", lambda one: moment(one.at)),
     )
 
 

@@ -82,7 +82,7 @@ def _changes(facts: SiteFacts, one: AnalysedSeries) -> m.ReportSection:
         m.number("by", shift_words),
         m.Column("commit", lambda s: facts.links.commit(series.revisions[s.index])),
         m.Column("may be any of", between),
-        m.Column("date", lambda s: moment(series.times[s.index])),
+        m.Column("date (UTC)", lambda s: moment(series.times[s.index])),
         m.number("before", lambda s: show_value(s.before, series.unit)),
         m.number("after", lambda s: show_value(s.after, series.unit)),
         m.Column("incident", incident),
@@ -105,7 +105,7 @@ def _results(facts: SiteFacts, series: HistorySeries) -> m.ReportSection | None:
 
     columns = (
         m.Column("commit", lambda at: facts.links.commit(series.revisions[at])),
-        m.Column("date", lambda at: moment(series.times[at])),
+        m.Column("date (UTC)", lambda at: moment(series.times[at])),
         m.number("value", lambda at: show_value(float(series.values[at]), series.unit)),
         m.number("interval", interval),
         m.Column("environment", lambda at: environment(facts, series.environments[at])),
