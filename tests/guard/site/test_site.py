@@ -141,7 +141,7 @@ def test_a_site_does_not_change_its_ledger(ledger: Ledger) -> None:
     (incident,) = follow(book, incidents(every), [one.series.key for one in every])
     mark(book, incident.id, "resolved", "accepted")
     pages, _ = crawled(ledger)
-    assert "0 incidents need somebody" in pages["index.html"]
+    assert "No incident is open" in pages["index.html"]
     assert "no regression" in site.badge(site.site_pages(ledger).facts)
     assert "state-resolved" in pages["incidents.html"]
     assert "accepted" in pages[f"incident-{digits_of(incident.id)}.html"]

@@ -10,6 +10,7 @@ from ratchet.base.show.words import show_value
 from ratchet.guard.history import AnalysedSeries, HistorySeries, Shift
 from ratchet.guard.history.incidents import Incident
 from ratchet.guard.history.plot import MOST_POINTS, series_plot, shift_words, whole_plot
+from ratchet.guard.history.segments import LEAST_SEGMENT
 from ratchet.guard.history.show import LEGEND, among_words, state_cell, tone_of
 from ratchet.guard.site.facts import SiteFacts, left_out
 from ratchet.guard.site.links import clipped, moment
@@ -57,7 +58,9 @@ def _not_finite(series: HistorySeries) -> str:
 
 def _state(one: AnalysedSeries) -> m.Span:
     if not one.shifts:
-        return m.Span("no change" if len(one.series.values) else "no finite result")
+        count = len(one.series.values)
+        few = "too few results to tell" if count else "no finite result"
+        return m.Span(few if count < 2 * LEAST_SEGMENT else "no change")
     last = one.shifts[-1]
     kind = "regressed" if one.regressed else last.kind
     return m.Span(f"{kind}, last change {shift_words(last)}", f"ink-{tone_of(one)}")
@@ -88,7 +91,9 @@ def _changes(facts: SiteFacts, one: AnalysedSeries) -> m.ReportSection:
         m.Column("incident", incident),
     )
     table = m.ResultTable(columns, list(reversed(one.shifts)))
-    return m.section("What changed", table if one.shifts else "No change was found.")
+    few = f"A change of a level needs {LEAST_SEGMENT} results on each side."
+    none = "No change was found." if len(series.values) >= 2 * LEAST_SEGMENT else few
+    return m.section("What changed", table if one.shifts else none)
 
 
 def _results(facts: SiteFacts, series: HistorySeries) -> m.ReportSection | None:
