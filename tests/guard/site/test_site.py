@@ -36,7 +36,8 @@ def fill(ledger: Ledger, name: str = "llama") -> None:
     book = ObservationBook(ledger)
     book.record(rows(noisy(0, factor=1.2), benchmark=f"{name} (cpu, fp32)", device=HERE["device"]))
     book.record(rows(noisy(1), benchmark=name, metric="memory", unit="B", device="build-7"))
-    kernel = {"name": name, "language": "cpp", "source": f"// {name}", "entry": "f", "schedule": []}
+    kernel = {"name": name, "language": "cpp", "source": f"// {name}", "entry": "f"}
+    kernel |= {"schedule": [["chunk", 512], ["isa", "amx"]]}
     ledger.record_kernel(KERNEL, name, kernel, fingerprint=HERE)
     problem = {"name": name, "reference": "def reference(): pass\n", "cases": []}
     ledger.record_problem(PROBLEM, name, problem, fingerprint=HERE)
@@ -109,6 +110,7 @@ def test_the_overview_says_what_happened(ledger: Ledger) -> None:
     assert "1 incident needs somebody" in index
     assert 'class="chip regression"' in index and 'class="chip quiet"' in index
     assert "1.50x" in index and "proven faster" in index
+    assert any("chunk 512, isa amx" in page for page in pages.values())
     (series,) = (page for name, page in pages.items() if "regression, last" in page or (
         name.startswith("series-") and "regressed, last change" in page))  # fmt: skip
     assert "date of the commit (UTC), 2026-01-01 to 2026-01-05" in series

@@ -313,7 +313,7 @@ def kernel_page(facts: SiteFacts, one: Named) -> m.ResultReport:
                 [
                     ("language", clipped(str(document.get("language", "")))),
                     ("entry", clipped(str(document.get("entry", "")), look="code")),
-                    ("schedule", clipped(plain(schedule))),
+                    ("schedule", clipped(_schedule(schedule))),
                     ("hash", m.Span(one.hash[:80], "code")),
                 ]
             )
@@ -339,6 +339,12 @@ def kernel_page(facts: SiteFacts, one: Named) -> m.ResultReport:
             else None,
         ),
     )
+
+
+def _schedule(found: Json) -> str:
+    """Return the parameters of a schedule, which the ledger keeps as pairs."""
+    pairs = [one for one in found if isinstance(one, list)] if isinstance(found, list) else []
+    return ", ".join(" ".join(map(str, one)) for one in pairs) or plain(found)
 
 
 def verdict_page(facts: SiteFacts, one: Judged) -> m.ResultReport:
