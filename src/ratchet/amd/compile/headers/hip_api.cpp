@@ -101,6 +101,7 @@ hipError_t hipInit(unsigned) { return hipSuccess; }
 hipError_t hipProfilerStart(void) { return hipSuccess; }
 hipError_t hipProfilerStop(void) { return hipSuccess; }
 hipError_t hipDeviceEnablePeerAccess(int, unsigned) { return hipErrorInvalidDevice; }
+hipError_t hipDeviceDisablePeerAccess(int) { return hipErrorInvalidDevice; }
 hipError_t hipDeviceSetSharedMemConfig(hipSharedMemConfig) { return hipSuccess; }
 hipError_t hipDeviceSetLimit(hipLimit_t, size_t) { return hipSuccess; }
 hipError_t hipDeviceGetLimit(size_t* value, hipLimit_t) { return *value = 0, hipSuccess; }

@@ -2,8 +2,8 @@
 // torch's (hip_products.py).
 #define RATCHET_HIPBLAS_SOURCE
 #include <hipblas/hipblas.h>
-#include <hipblaslt/hipblaslt.h>
 #ifdef RATCHET_HIPBLAS
+#include <hipblaslt/hipblaslt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -5,6 +5,7 @@
 #include_next <hipblaslt/hipblaslt.h>
 #else
 #include <hipblas/hipblas.h>
+#include <stdint.h>
 #ifdef RATCHET_HIPBLAS
 #define RATCHET_HIPBLASLT
 #endif
