@@ -131,7 +131,8 @@ def test_a_token_sent_once_goes_to_the_nodes_that_its_router_allows() -> None:
 def test_an_all_to_all_in_a_mesh_takes_what_was_told_of_one() -> None:
     layout = Layout(dp=8, ep=8, micro_batch=2)
     found = times(find_shape("mixtral-8x22b"), "mi355x:8x1", layout).experts[0]
-    # Two of 384 MiB take 3.913 ms (EXCHANGE_MESH); 56 layers of 2 micro-batches have four each.
+    # Two of 384 MiB are projected to take 3.913 ms (EXCHANGE_MESH). Each of 56 layers has four for
+    # each of 2 micro-batches.
     assert found / (2 * 56) == pytest.approx(2 * 3.913e-3, rel=0.02)
 
 

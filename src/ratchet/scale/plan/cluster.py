@@ -28,8 +28,9 @@ SUSTAINED_MEMORY: Final = 0.898
 COLLECTIVE: Final = 0.8
 """Share of a link's one-way bandwidth that large collectives reach. An assumption: calibrate it."""
 EXCHANGE_MESH: Final = 0.335
-"""The same of an all-to-all in a full mesh: two of 384 MiB among eight MI355X in 3.913 ms, of which
-seven eighths leave a device with 537.6 GB/s (AMD-AGI/Primus, projection.md @fd1eeab)."""
+"""The same of an all-to-all in a full mesh. Projected by others, not measured: two of 384 MiB among
+eight MI355X in 3.913 ms, of which seven eighths leave a device with 537.6 GB/s
+(AMD-AGI/Primus, projection.md @fd1eeab)."""
 NETWORK_BYTES_PER_S: Final[dict[str, tuple[float, str]]] = {
     "A100": (25e9, "200 Gb/s a GPU, arXiv:2104.04473, section 5"),
     "B300": (100e9, "800 Gb/s a GPU: a ConnectX-8 each, glennklockwood.com/garden/processors/B300"),
