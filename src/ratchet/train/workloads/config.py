@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_type_hints
@@ -72,6 +72,10 @@ def pin(affinity: bool, config: StepConfig) -> None:
 
     allowed = sorted(os.sched_getaffinity(0))
     psutil.Process().cpu_affinity(allowed[: config.threads or len(allowed)])
+
+
+def how_many_kernels(names: Sequence[str]) -> str:
+    return counted(len(names), "kernel")
 
 
 def enter_threads(threads: int, config: StepConfig) -> None:
@@ -200,7 +204,7 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ] = 1
     """Equal parts of each batch, one after the other; their gradients are averaged."""
     kernels: Annotated[
-        tuple[str, ...], StepSetting(words=lambda names: counted(len(names), "kernel"))
+        tuple[str, ...], StepSetting(words=how_many_kernels)
     ] = ()
     allocator: Annotated[
         Allocator,
