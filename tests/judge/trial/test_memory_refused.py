@@ -113,7 +113,7 @@ def test_a_draw_for_which_torch_has_no_memory_is_the_same_and_keeps_nothing(
     message: Message = {"do": "open", "problem": PROBLEM.as_json(), "threads": 1, "seed": 1}
     worker.answer({**message, "device": None, "is_timed": False}, [])
     draw: Message = {"do": "draw", "case": 0, "round": True, "writable_inputs": False}
-    draw |= {"values": [], "places": None, "alike": []}
+    draw |= {"values": [], "places": None, "alike": [], "in_use": []}
     worker.answer({**draw, "batch": 1, "seeds": [1, 2]}, [])
     assert worker._held is not None and worker._held._drawn
 

@@ -203,9 +203,7 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ] = 1
     """Equal parts of each batch, one after the other; their gradients are averaged."""
-    kernels: Annotated[
-        tuple[str, ...], StepSetting(words=how_many_kernels)
-    ] = ()
+    kernels: Annotated[tuple[str, ...], StepSetting(words=how_many_kernels)] = ()
     allocator: Annotated[
         Allocator,
         StepSetting(
