@@ -137,6 +137,12 @@ def test_a_model_that_does_not_run_by_the_recipe_is_told_once(
     assert way == "compiled update" or len(steps) == 2
 
 
+KEPT: list[nn.Module] = []
+"""Models whose gloo groups live until the process ends. torch joins a group's threads while it
+holds the GIL, which such a thread needs to let go of a gradient: a group that ends right after a
+step can hang."""
+
+
 @pytest.mark.parametrize("by", ["model", "step"])
 def test_a_model_in_ddp_is_compiled(by: str) -> None:
     """Dynamo leaves DDP's own code out, and with it what torch's own containers do inside."""
@@ -147,6 +153,7 @@ def test_a_model_in_ddp_is_compiled(by: str) -> None:
         written = losses_of(own_steps.net(), "")
         counters.clear()
         model = nn.parallel.DistributedDataParallel(own_steps.net())
+        KEPT.append(model)
         assert losses_of(model, by) == pytest.approx(written, abs=1e-5)
         assert counters["stats"]["unique_graphs"] == 1
     finally:
