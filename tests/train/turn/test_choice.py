@@ -267,3 +267,16 @@ def test_another_arithmetic_is_proven_where_it_pays(tmp_path: Path) -> None:
     assert result.losses is not None and result.losses.passed
     ratchet = next(arm for arm in result.arms if arm.key == "ratchet")
     assert ratchet.config.precision != "fp32"
+
+
+def test_times_of_a_disturbed_launch_do_not_contradict_the_ratio() -> None:
+    """A median over both launches lies anywhere between them, for each side alone."""
+    arms = {"best_compile": RIVAL, "ratchet": BEST}
+    quiet = timed(arms, {"best_compile": 0.150, "ratchet": 0.100}, launches=1)
+    busy = timed(arms, {"best_compile": 0.600, "ratchet": 0.400}, launches=1)
+    proof = prover_of([*quiet, *busy]).proof(arms)
+    assert proof.summary("best_compile").median_s == pytest.approx(0.150, rel=0.01)
+    assert proof.summary("ratchet").median_s == pytest.approx(0.100, rel=0.01)
+    ratio = proof.speedup("best_compile", "ratchet")
+    assert ratio is not None
+    assert ratio.ratio == pytest.approx(1.5, rel=0.01)

@@ -7,6 +7,7 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 
 import msgspec
 
@@ -24,6 +25,7 @@ from ratchet.train.turn.state import Turn
 RIVAL, NEW = "best_compile", "ratchet"  # The two roles that every launch times
 TWIN = "twin"  # A second process of the rival; any difference between the two is noise
 MOST_WIDTH = 100.0  # High end of an interval over its low end, from which it says nothing at all
+DISTURBED = 1.2  # A launch's median step over the fastest one's, from which its times are not shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +74,19 @@ class Proof:
         return floor if floor is not None and floor.high < MOST_WIDTH else None
 
     def summary(self, role: str) -> ArmTime:
-        """Return a role's own step time, over all of its launches."""
-        return summarise(self._samples(role), role)
+        """Return a role's own step time, over the launches near its fastest one.
+
+        Ratios count every launch, as drift cancels in pairs. In times it does not: of a quiet and a
+        disturbed launch, the medians of two roles can contradict their ratio.
+        """
+        launches: dict[int, list[float]] = {}
+        samples = [one for one in self._samples(role) if one.arm == role]
+        for one in samples:
+            launches.setdefault(one.launch, []).append(one.wall_time_s)
+        medians = {launch: median(times) for launch, times in launches.items()}
+        least = min(medians.values(), default=0.0)
+        near = [one for one in samples if medians[one.launch] <= DISTURBED * least]
+        return summarise(near if len(near) >= FEWEST_ROUNDS else samples, role)
 
     def samples(self) -> list[Sample]:
         """Return every sample of the roles, each launch with a number of its own."""
