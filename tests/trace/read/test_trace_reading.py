@@ -16,6 +16,7 @@ from ratchet.trace.answers.report import report
 from ratchet.trace.export import document
 from ratchet.trace.read import read, stream
 from ratchet.trace.read.columns import Kind, Trace
+from ratchet.trace.show.words import headline
 
 
 def whole_step() -> list[dict]:
@@ -268,3 +269,14 @@ def test_what_stands_around_the_events_may_be_anything(tmp_path: Path, header: s
     except TraceError:
         return  # one line
     assert len(found) == 1
+
+
+def test_slices_of_other_programs_are_no_idle_gpu(tmp_path: Path) -> None:
+    slices = [{"ph": "X", "pid": 1, "tid": 2, "ts": 1, "dur": 9, "name": "RunTask", "cat": "task"}]
+    with pytest.raises(TraceError, match="without an operator, a kernel or a mark: give one"):
+        read(mt.write(tmp_path / "browser.json", slices))
+    named = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}
+    with pytest.raises(TraceError, match=r"copy for Chrome.*: give the \.xplane\.pb beside it"):
+        read(mt.write(tmp_path / "host.trace.json", [named, *slices]))
+    marked = mt.write(tmp_path / "marks.json", [mt.step(1, 0, 60)])
+    assert headline(report(read(marked))).startswith("60.0 µs without an operator or a kernel")

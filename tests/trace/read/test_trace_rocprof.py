@@ -56,8 +56,12 @@ def test_another_database_is_no_trace(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE people (name)")
     connection.commit()
-    connection.close()
     with pytest.raises(TraceError, match="holds no rocpd"):
+        read(path)
+    connection.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(TraceError, match="looks like an export of Nsight Systems, which is not"):
         read(path)
 
 

@@ -18,7 +18,13 @@ from ratchet.base.errors import TraceError
 from ratchet.base.files import why_not_file
 from ratchet.trace.read.columns import DeviceProperties, Kind, Platform, Trace
 from ratchet.trace.read.perfetto import read_perfetto
-from ratchet.trace.read.rocprof import is_database, is_rocprof, read_database, read_rocprof
+from ratchet.trace.read.rocprof import (
+    is_database,
+    is_rocprof,
+    not_read,
+    read_database,
+    read_rocprof,
+)
 from ratchet.trace.read.shares import gather, gather_shared
 from ratchet.trace.read.stream import beginning
 from ratchet.trace.read.wire import fields, first_messages, string
@@ -44,6 +50,8 @@ _CAUSES: dict[Platform, str] = {
 """Reasons why a run on an accelerator can leave no device work in its trace."""
 _OF_PACKETS = frozenset({8, 10, 11, 12, 13, 33, 36, 41, 42, 58, 59, 60, 79, 87})
 """Fields of a Perfetto packet, with which no XPlane begins."""
+_OF_XLA = re.compile(rb'"/(?:host:CPU|device:[A-Z]+:\d+)')
+"""Names of XLA's planes, which its copy for Chrome has as names of processes."""
 _FOREIGN = {
     ".nsys-rep": "a report of Nsight Systems",
     ".qdrep": "a report of Nsight Systems",
@@ -75,10 +83,7 @@ def read(path: str | Path) -> Trace:
     if reader is not None:
         return without_device_work(reader(path))
     if foreign := _FOREIGN.get(path.suffix.lower()):
-        raise TraceError(
-            f"{path.name} looks like {foreign}, which is not read: give Kineto or Chrome JSON, "
-            "rocprofv3's JSON, pftrace or rocpd, or an XPlane profile"
-        )
+        raise TraceError(not_read(path, foreign))
     return read_chrome(path)
 
 
@@ -105,6 +110,16 @@ def read_chrome(path: Path) -> Trace:
             f"{path.name} has no event with a duration: record it again with the profiler running"
         )
     about = _around(gathered.header) | _around(gathered.footer)
+    if not any(gatherer.kinds.values()):
+        if _OF_XLA.search(beginning(path, 1 << 16)):
+            raise TraceError(
+                f"{path.name} is an XLA profile's copy for Chrome, without what its events are: "
+                "give the .xplane.pb beside it"
+            )
+        raise TraceError(
+            f"{path.name} is a Chrome trace without an operator, a kernel or a mark: give one that "
+            "torch's profiler wrote"
+        )
     columns = gatherer.finish()
     devices = _devices(about.get("deviceProperties"))
     platform = _platform(about, gatherer.kinds, columns["strings"], bool(devices))

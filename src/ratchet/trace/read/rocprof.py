@@ -248,11 +248,21 @@ def columns_of(connection: sqlite3.Connection, table: str) -> set[str]:
     return {row[1] for row in connection.execute(f"PRAGMA table_info(`{table}`)")}
 
 
+def not_read(path: Path, what: str) -> str:
+    """Say that a file of another sort is not read, and which are."""
+    return (
+        f"{path.name} looks like {what}, which is not read: give Kineto or Chrome JSON, "
+        "rocprofv3's JSON, pftrace or rocpd, or an XPlane profile"
+    )
+
+
 def read_database(path: Path) -> Trace:
     """Read a rocpd database; TraceError if it holds none of rocpd's views."""
     gatherer = Gatherer()
     try:
         with opened(path) as connection:
+            if columns_of(connection, "META_DATA_EXPORT") or columns_of(connection, "StringIds"):
+                raise TraceError(not_read(path, "an export of Nsight Systems"))
             views = ("kernels", "memory_copies", "regions")
             found = [_add_database(gatherer, connection, view) for view in views]
             devices = _devices(connection)

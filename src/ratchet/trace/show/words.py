@@ -89,6 +89,9 @@ def headline(found: Report | Ranks) -> str:
     ]
     if not clauses:
         return "Nothing ran in this window."
+    several = found.reports if isinstance(found, Ranks) else (found,)
+    if parts["idle"] == window and not any(one.on_device or one.ops for one in several):
+        return f"{show_ns(window)}{ranks} without an operator or a kernel: only marks."
     *most, last = clauses
     said = f"{', '.join(most)} and {last}" if most else last
     return f"Of {show_ns(window)}{ranks}, {said}."
