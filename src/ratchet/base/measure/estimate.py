@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
@@ -171,6 +172,18 @@ def summarise(samples: Iterable[Sample], arm: str, *, resamples: int = 2000) -> 
         high_s=high_s,
         count=len(own),
     )
+
+
+DISTURBED = 1.2
+"""A launch's median over that of the fastest launch, from which its times are not shown."""
+
+
+def launch_medians(samples: Iterable[Sample]) -> dict[int, float]:
+    """Return the median time in s of each launch."""
+    launches: dict[int, list[float]] = {}
+    for one in samples:
+        launches.setdefault(one.launch, []).append(one.wall_time_s)
+    return {launch: median(times) for launch, times in launches.items()}
 
 
 def ratio_of(

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ratchet.base import Json
 from ratchet.base.measure import Ratio
+from ratchet.base.measure.estimate import DISTURBED, launch_medians
 from ratchet.base.show import model as m
 from ratchet.base.show.figures import (
     Mark,
@@ -54,8 +55,8 @@ AGAINST = {
 }
 DECIDED = ("faster", "slower")
 HUES = 13  # Colours of the page for the parts of a bar
-DRIFT, DRIFT_TO_RATIO = 1.2, 2.0
-"""A step's interval at least this wide, and this many times the ratio's, is reported as drift."""
+DRIFT_TO_RATIO = 2.0
+"""Launches this many times as far apart as the ratio's ends are reported as drift."""
 
 
 def headline(result: OptimizeResult) -> str:
@@ -152,28 +153,26 @@ def _clause(speedup: Ratio, answer: str, against: str) -> str:
 
 
 def drift_words(result: OptimizeResult) -> str | None:
-    """Describe drift if a step's own time varies far more than the measured ratios, else None."""
+    """Describe drift if a step's time varies far more between launches than the measured ratios."""
     answers = answers_of(result)
-    widths = {
-        key: _width(one.low, one.high)
-        for key, one in compared(result).items()
-        if answers[key] != "same"
-    }
-    arms = {arm.key: arm for arm in result.arms}
     drifted: dict[float, str] = {}
-    for key, width in widths.items():
-        for arm in (arms[name] for name in COMPARED[key] if name in arms):
-            if arm.low_s is None or arm.high_s is None:
-                continue
-            spread = _width(arm.low_s, arm.high_s)
-            if spread > max(math.log(DRIFT), DRIFT_TO_RATIO * width):
-                times = f"{show_time(arm.low_s)} and {show_time(arm.high_s)}"
-                drifted[spread] = f"the median step {arm.title} lies between {times}"
+    for key, one in compared(result).items():
+        if answers[key] == "same":
+            continue
+        width = _width(one.low, one.high)
+        for arm in (arm for arm in result.arms if arm.key in COMPARED[key]):
+            medians = launch_medians(sample for sample in result.samples if sample.arm == arm.key)
+            least, most = min(medians.values(), default=1.0), max(medians.values(), default=1.0)
+            spread = _width(least, most)
+            if spread > max(math.log(DISTURBED), DRIFT_TO_RATIO * width):
+                times = f"{show_time(least)} and {show_time(most)}"
+                drifted[spread] = f"the median step {arm.title} lies between {times}, by launch"
     if not drifted:
         return None
     return (
         f"The machine drifted during the run: {drifted[max(drifted)]}. The steps of a pair ran one "
-        "right after the other, so drift cancels in the ratios. Rely on the ratios, not the times."
+        "right after the other, so drift cancels in the ratios, which count every launch. The "
+        "times are of the launches near the fastest."
     )
 
 

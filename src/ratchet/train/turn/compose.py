@@ -19,7 +19,6 @@ from ratchet.base.files import write_whole
 from ratchet.base.measure import Ratio
 from ratchet.base.measure.estimate import ArmTime
 from ratchet.base.serialise import document_of, encoded
-from ratchet.base.show.words import tells
 from ratchet.train.recipe import Candidate, ModelSignature, Recipe
 from ratchet.train.recipe.facts import ArmFacts, StepFacts
 from ratchet.train.turn import schedule
@@ -53,6 +52,7 @@ TITLES = {
     "ratchet": "Ratchet",
 }
 FEWEST_TIMES = 5  # Samples of a step below which its own time has no interval
+WIDEST = 3.0  # Its ends over each other, from which two launches say nothing about it
 NO_ENDS = (None, None)
 ABSENT = {
     "as_written": "the turn ended before the step as written was timed beside another",
@@ -148,7 +148,7 @@ def _took_s(turn: Turn) -> dict[str, float]:
 
 def ends_of(summary: ArmTime) -> tuple[float | None, float | None]:
     """Return the interval of an arm's time in s; none of few samples, or of launches far apart."""
-    shown = summary.count >= FEWEST_TIMES and tells(summary.low_s, summary.high_s)
+    shown = summary.count >= FEWEST_TIMES and summary.high_s <= WIDEST * summary.low_s
     return (summary.low_s, summary.high_s) if shown else NO_ENDS
 
 

@@ -7,13 +7,12 @@ import math
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from statistics import median
 
 import msgspec
 
 from ratchet.base.errors import MeasureError, OutOfTime
 from ratchet.base.measure import Floor, Ratio, Sample
-from ratchet.base.measure.estimate import ArmTime, summarise
+from ratchet.base.measure.estimate import DISTURBED, ArmTime, launch_medians, summarise
 from ratchet.base.measure.rounds import FEWEST_ROUNDS, until_settled
 from ratchet.base.measure.sitting import FEWEST_LAUNCHES, Sitting, TimedTogether
 from ratchet.judge.steps.arms import time_arms
@@ -25,7 +24,6 @@ from ratchet.train.turn.state import Turn
 RIVAL, NEW = "best_compile", "ratchet"  # The two roles that every launch times
 TWIN = "twin"  # A second process of the rival; any difference between the two is noise
 MOST_WIDTH = 100.0  # High end of an interval over its low end, from which it says nothing at all
-DISTURBED = 1.2  # A launch's median step over the fastest one's, from which its times are not shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,11 +77,8 @@ class Proof:
         Ratios count every launch, as drift cancels in pairs. In times it does not: of a quiet and a
         disturbed launch, the medians of two roles can contradict their ratio.
         """
-        launches: dict[int, list[float]] = {}
         samples = [one for one in self._samples(role) if one.arm == role]
-        for one in samples:
-            launches.setdefault(one.launch, []).append(one.wall_time_s)
-        medians = {launch: median(times) for launch, times in launches.items()}
+        medians = launch_medians(samples)
         least = min(medians.values(), default=0.0)
         near = [one for one in samples if medians[one.launch] <= DISTURBED * least]
         return summarise(near if len(near) >= FEWEST_ROUNDS else samples, role)
