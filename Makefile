@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COMMA := ,
-# A worker collects all tests and imports torch, its compiler and transformers: over half a minute of one core.
+# Forks of one process that has collected the tests: see tests/forked_workers.py.
 WORKERS := $(shell n=$$(nproc); [ $$n -lt 4 ] && echo $$n || echo 4)
 
 # An installed torch (ROCm, CUDA or CPU) is used as it is, with the triton that it brings; only without
@@ -44,7 +44,7 @@ demo: install
 # Tests that failed run once more, alone, and say by which values: one that passes then was disturbed
 # by what ran beside it.
 test: install-dev
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --assert=plain --durations=25 \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS) --assert=plain --durations=25 \
 	|| { test $$? -eq 1 && echo "Once more, alone: the tests that failed beside others" \
 	&& OMP_NUM_THREADS=1 $(BIN)/python -m pytest --last-failed --last-failed-no-failures none; }
 

@@ -36,7 +36,7 @@ groups = ((f"[{group}]", *(f"{name} = {value}" for name, value in entries.items(
 END
 export PYTHONPATH="src:$out/installed${PYTHONPATH:+:$PYTHONPATH}"
 NEEDED="torch triton numpy scipy msgspec sqlalchemy platformdirs psutil safetensors jinja2 pygments
-    rich typer transformers tokenizers pytest pytest_timeout xdist hypothesis"
+    rich typer transformers tokenizers pytest pytest_timeout hypothesis"
 if [ -z "$dry" ]; then
     missing=$(python3 -c 'import sys
 from importlib.util import find_spec
@@ -88,7 +88,7 @@ within 120 levers python3 benchmarks/gpu/gpu_levers.py --workload "${LEVERS_WORK
 within 120 scripts python3 benchmarks/gpu/gpu_scripts.py &
 # Only files with such tests: the others import more packages, and collecting them takes 20 s.
 # shellcheck disable=SC2046,SC2086
-within 120 tests python3 -m pytest -m gpu -n 0 -q --tb=short -p no:cacheprovider \
+within 120 tests python3 -m pytest -m gpu -q --tb=short -p no:cacheprovider \
     ${TESTS:-$(grep -rl --include="test_*.py" "mark\.gpu" tests | sort)} &
 wait
 if [ -n "$dry" ]; then

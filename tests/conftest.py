@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from answers import LentJudge, PatientJudge
 from caught_logs import CaughtLogs
+from forked_workers import SHARED, pytest_addoption, pytest_runtestloop  # noqa: F401
 from hypothesis import HealthCheck, settings
 from postgres_server import postgres
 
@@ -215,14 +216,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Collect once what tests left: pytest does so twice, Python again, and they walk no more."""
     gc.collect()
     gc.freeze()
-    if (told := getattr(session.config, "workeroutput", None)) is not None:
-        told["left_out"] = session.config.stash.get(LEFT_OUT, 0)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any) -> None:
-    """Take the count of a worker; every worker collects the same tests."""
-    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 def pytest_terminal_summary(
@@ -347,10 +340,9 @@ def loaded_once(monkeypatch: pytest.MonkeyPatch, judge: KernelJudge) -> None:
 
 
 @pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
     """A folder that all processes of one run share, for what is made once and only read then."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder = pytestconfig.stash.get(SHARED, tmp_path_factory.getbasetemp()) / "shared"
     folder.mkdir(exist_ok=True)
     return folder
 

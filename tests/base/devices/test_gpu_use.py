@@ -17,6 +17,8 @@ from ratchet.base.devices import gpu_use
 from ratchet.base.devices.gpu_use import GpuUse
 
 GB = 10**9
+OURS = 0
+"""Stands for the process of a test, which may be a fork of the one that made the lists below."""
 PROPERTIES = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)
 
 
@@ -52,7 +54,8 @@ class Nvml:
         if self.pids is None:
             return 3
         for place, pid in enumerate(self.pids):
-            found[place].pid, found[place].used = pid, 4 * GB
+            found[place].pid = os.getpid() if pid == OURS else pid
+            found[place].used = 4 * GB
         count._obj.value = len(self.pids)
         return 0
 
@@ -60,8 +63,8 @@ class Nvml:
 @pytest.mark.parametrize(
     ("busy_percent", "pids", "busy", "processes"),
     [
-        (87, [os.getpid(), 1, 2], 0.87, 2),
-        (0, [os.getpid()], 0.0, 0),
+        (87, [OURS, 1, 2], 0.87, 2),
+        (0, [OURS], 0.0, 0),
         (0, [4_000_000, 4_000_001], 0.0, None),  # of another namespace: ours may be one of them
         (None, None, None, None),  # a part of a GPU
     ],
