@@ -1,7 +1,6 @@
-"""Run a Python script on gloo ranks that share one import of torch: each is a fork of one process.
+"""Run a Python script on gloo ranks that share the imports of the process that tests.
 
 torchrun starts them as processes that import torch anew; tests of its own work use it instead.
-`forked_ranks.py RANKS MODULES SCRIPT WORDS...` imports the modules first, which starts no thread.
 """
 
 from __future__ import annotations
@@ -9,20 +8,51 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
-import subprocess
+import signal
 import sys
+import tempfile
+import time
+import traceback
+import warnings
 from pathlib import Path
+from subprocess import CompletedProcess
+
+from ratchet.base.process import families
 
 
 def run_forked(
     ranks: int, modules: str, script: Path, *words: str, limit_s: float = 400, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run the script on every rank; the exit code is 0 if that of each rank is."""
-    return subprocess.run(
-        [sys.executable, __file__, str(ranks), modules, str(script), *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
-        capture_output=True, text=True, timeout=limit_s, check=False,
-    )  # fmt: skip
+) -> CompletedProcess[str]:
+    """Run the script on every rank; the exit code is 0 if that of each rank is.
+
+    The modules are imported first, for all ranks; that may start no thread.
+    """
+    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as failed:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                os.setsid()
+                os.dup2(said.fileno(), 1)
+                os.dup2(failed.fileno(), 2)
+                sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
+                os.environ |= variables
+                warnings.simplefilter("default")  # no errors, as they are in the process that tests
+                code = main(ranks, modules, str(script), *words)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        ends_s = time.monotonic() + limit_s
+        while not families.has_ended_within(child, 1.0) and time.monotonic() < ends_s:
+            pass
+        os.killpg(child, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        failed.seek(0)
+        return CompletedProcess([str(script), *words], code, said.read(), failed.read())
 
 
 def run_rank(rank: int, ranks: int, port: int, script: str) -> None:
@@ -37,6 +67,7 @@ def run_rank(rank: int, ranks: int, port: int, script: str) -> None:
 def main(ranks: int, modules: str, script: str, *words: str) -> int:
     for module in modules.split(","):
         importlib.import_module(module)
+    importlib.import_module("torch").set_num_threads(1)  # a fork has none of the parent's threads
     sys.argv = [script, *words]
     sys.path.insert(0, str(Path(script).parent))
     read, write = os.pipe()
@@ -52,7 +83,3 @@ def main(ranks: int, modules: str, script: str, *words: str) -> int:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(write, b"%5d" % store.port * ranks)
     return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0 for child in children)
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from ratchet.base.errors import GuardError
 from ratchet.cli import main
@@ -16,9 +21,11 @@ from ratchet.guard.sweep import (
     REPRODUCTIONS,
     ROWS,
     ArmRun,
+    SweepRequest,
     SweepSettings,
     TypeRow,
     sweep,
+    trial,
 )
 from ratchet.train.workloads.hf_config import trained_types
 
@@ -26,6 +33,29 @@ SAMPLE = "qwen3"
 """A decoder that takes every kernel; all types train in the long tier."""
 
 
+@pytest.fixture
+def tried_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork of this process tries a type: the program would import torch and transformers anew."""
+    real = trial.try_type
+
+    def on_one_thread(*arguments: Any, **named: Any) -> TypeRow:
+        torch.set_num_threads(1)  # a fork has none of its parent's
+        warnings.simplefilter("default")
+        return real(*arguments, **named)
+
+    def tried(types: list[str], settings: SweepSettings, versions: str) -> Iterator[TypeRow]:
+        request = SweepRequest(
+            types=tuple(types), device=settings.device, budget_s=None, limit_s=settings.limit_s,
+            memory_bytes=model_types.MEMORY_BYTES, quick=settings.quick, versions=versions,
+        )  # fmt: skip
+        return (trial.in_a_fork(name, request) for name in [*types])
+
+    monkeypatch.setattr(trial, "try_type", on_one_thread)
+    monkeypatch.setattr(model_types, "_tried", tried)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.usefixtures("tried_here")
 def test_a_type_trains_to_the_losses_as_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -41,6 +71,28 @@ def test_a_type_trains_to_the_losses_as_written(
         assert row["runs"]["kernels"]["gradient_error"] < 1e-3
         assert len(row["runs"]["bf16"]["losses"]) == 3
     assert "| `qwen3` | CausalLM | works | 0 |" in (tmp_path / "table.md").read_text()
+
+
+MADE_UP_PROGRAM = """
+import json, sys
+
+first, *others = json.loads(sys.argv[1])["types"]
+print(json.dumps({"type": first, "status": "works", "why": str(len(others))}), flush=True)
+sys.exit("no memory" if others else 0)
+"""
+
+
+def test_a_program_that_ends_too_early_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_up_sweep.py").write_text(MADE_UP_PROGRAM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(model_types, "PROGRAM", "made_up_sweep")
+    types = ("bert", "gpt2", "llama")
+    found = sweep(SweepSettings(out=tmp_path / "out", types=types), lambda *_: None)
+    rows = sorted(((row.status, row.why) for row in found.rows), key=str)
+    said = "the sweep's program ended with 1 at this type: no memory"
+    assert rows == [("fails", said), ("works", "0"), ("works", "2")]
 
 
 @pytest.mark.timeout(6 * 3600)

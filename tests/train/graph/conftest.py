@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
 from torch.fx import GraphModule
 
-from ratchet.train.graph.install import graphs_of, rewrite
 from ratchet.train.graph.patterns import PATTERNS, select
+from ratchet.train.graph.rewrite import graphs_of, rewrite
 from ratchet.train.graph.scope import InstallReport
 
 Loss = Callable[[], Tensor]

@@ -18,8 +18,8 @@ from ratchet.base.errors import GraphError
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
-from ratchet.train.graph.install import graphs_of, rewrite
 from ratchet.train.graph.patterns import PATTERNS
+from ratchet.train.graph.rewrite import graphs_of, rewrite
 from ratchet.train.graph.scope import CapturedSite, InstallReport, merge_sites
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.config import AUTOCAST, StepConfig

@@ -10,55 +10,22 @@ torch/_inductor/codecache.py, `resolve_pre_grad_pass_timing` and `FxGraphHashDet
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph
 
 from ratchet import base
 from ratchet.base.devices.probe import best_isa
-from ratchet.judge.kernels.library import LIBRARY, register_ops
+from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.kernels.library.sources import ANY_GPU
-from ratchet.train.graph.nodes import Declined
 from ratchet.train.graph.patterns import select
-from ratchet.train.graph.scope import InstallReport, Pattern, Scope
+from ratchet.train.graph.rewrite import rewrite
+from ratchet.train.graph.scope import InstallReport
 from ratchet.train.workloads.compiling import CompileOptions
-
-
-def rewrite(graph: Graph, patterns: Sequence[Pattern], report: InstallReport) -> None:
-    """Install the patterns' kernels in `graph`, in place, and record the results in `report`.
-
-    The graph is dynamo's: torch functions and methods, with fake tensors in
-    `node.meta["example_value"]`. The rewritten graph keeps every shape and dtype.
-    """
-    register_ops()
-    scope = Scope(graph)
-    for pattern in patterns:
-        for node in list(graph.nodes):
-            if not scope.alive(node) or not pattern.find(node):
-                continue
-            scope.begin(pattern.name, node)
-            try:
-                pattern.install(node, scope)
-            except Declined as declined:
-                scope.decline(str(declined))
-            else:
-                scope.commit()
-    report.add_graph(scope.sites, scope.declined)
-    graph.lint()
-
-
-def graphs_of(module: GraphModule) -> Iterator[GraphModule]:
-    """Yield the graphs that the module's higher-order ops (checkpointing) call, then the module."""
-    for node in module.graph.nodes:
-        if node.op == "get_attr":
-            inner = getattr(module, str(node.target), None)
-            if isinstance(inner, GraphModule):
-                yield from graphs_of(inner)
-    yield module
 
 
 class InstallKernels(CustomGraphPass):
