@@ -6,6 +6,7 @@ too.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fcntl
 import gc
@@ -38,6 +39,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("busy")
+if not EVERYTHING:
+    # Hypothesis also draws the constants of our code: each process would parse all of it for that.
+    with contextlib.suppress(ImportError):
+        from hypothesis.internal.conjecture import providers
+
+        providers._get_local_constants = lambda: providers._local_constants
 # Torch's processes for compiling would import torch beside each process that compiles.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # The emulator's code compiles in a ninth of the time, and the kernels of tests are small.
