@@ -84,6 +84,13 @@ UNFUSED = r"primus.*(deepseek[- ]?v2|mixtral)|mi325x-llama3.1-8b"
 """Rows whose products do not add to fp32 gradients: `gradient_accumulation_fusion` is false in
 AMD-AGI/Primus examples/megatron/configs/*/ and examples/moe_package/configs @fd1eeab. The sum reads
 a bf16 gradient and the fp32 one and writes the latter."""
+FUSED_LOSS = r"Megatron-Bridge|Primus.*\+(loss fusion|DeepEP|VPP3|sync-free1|launch opt|MBS14)"
+"""Rows whose loss is one kernel: Megatron-Bridge's default (models/gpt_provider.py @067f987), and
+Primus's steps behind `loss fusion`."""
+TENSOR_OVERLAP = r"Llama3(\.1)? (70B|405B).*Megatron-Bridge"
+"""Rows whose tensor parallel collectives run beside products, but those in NVFP4:
+`tp_comm_overlap_cfg` in Megatron-Bridge's perf_recipes/llama/*/ @067f987. A quarter of a
+collective stays exposed, as products run in four parts (its docs/performance-guide.md)."""
 TOLD = {"primus-mi355x-mixtral-8x22b": {"global_batch": "256"}}
 """What a row's page tells and its columns leave out: 3,260 tokens/s in steps of 10.052 s on 64
 devices are 256 sequences."""
@@ -277,6 +284,10 @@ def of_throughput(own: str, line: dict[str, str]) -> Row:
         stack = replace(stack, cast_bytes=CASTS[recipe])
     if re.search(ONCE, whole):
         stack = replace(stack, sends_once=True)
+    if re.search(FUSED_LOSS, whole):
+        stack = replace(stack, logit_traffic=20.0)
+    if re.search(TENSOR_OVERLAP, whole) and not re.search(r"NVFP4", line["precision"]):
+        stack = replace(stack, overlap_tensor=0.75)
     told_flops = float(tflops) * 1e12 / float(tokens) if tokens and tflops else 0.0
     if name == "deepseek-v3" and told_flops > SECOND_TOKEN:
         shape = replace(shape, layers=shape.layers + 1, predicted=2)

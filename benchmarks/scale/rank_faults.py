@@ -396,7 +396,10 @@ def made_otherwise(draw: Draw) -> Fault:
 def killed(draw: Draw) -> Fault:
     """Linux kills a rank, Slurm names its task, and two ranks that are well leave no dump."""
     job = hybrid(draw)
-    rank, *lost = draw.sample(range(len(job.ranks)), 3)
+    rank = draw.randrange(len(job.ranks))
+    # Whoever shards with it must be left, as only these dumps show the call.
+    shard = job.views[rank]["SHARD"][1]
+    lost = draw.sample(sorted({*range(len(job.ranks))} - {*shard}), 2)
     for one in (rank, *lost):
         job.ranks[one].dump = "none"
 

@@ -85,6 +85,6 @@ def test_flash_attention_2_is_slower_on_hopper_alone() -> None:
                                                              "sequence=65536")  # fmt: skip
     h100 = parse_cluster("h100:8x1")
     slow = times(old, layout, long, h100).total / times(new, layout, long, h100).total
-    assert 1.1 < slow[0] < 1.4
+    assert 1.3 < slow[0] < 2.2  # 335 of 768 TFLOP/s beside 688 (arXiv:2407.08608; cudnn-frontend)
     one = parse_cluster("a100:8x1")
     assert times(old, layout, long, one).total == times(new, layout, long, one).total

@@ -53,7 +53,7 @@ def test_published_measurements_come_before_the_paper(tmp_path: Path) -> None:
     assert found.source_of("bf16") == "MI300X, FLOP/s and bandwidth as measured and published"
     assert found.source_of("fp32") == "MI300X, bandwidth as measured and published"
     assert found.source_of("long int") == found.source_of("fp8")  # held against the fastest type
-    assert named_ceilings("B200").source_of("bf16") == "B200 SXM, on paper"
+    assert named_ceilings("GB300").source_of("bf16") == "GB300 (NVL72), on paper"
 
 
 @pytest.mark.parametrize("name", list(catalogue.load().devices))

@@ -1,8 +1,8 @@
 """A cluster: devices of one kind in nodes, with what they sustain and how they are connected.
 
-Rates come from the catalogue's cited ceilings where it has them, else from its peaks times the
-share that such a ceiling is of the peak of a device with the same architecture, else the share that
-was measured on an H100 (`SUSTAINED`). Every rate says where it is from.
+Rates come from the catalogue's cited ceilings where it has them, else from those of a device of the
+same die, scaled by peaks and watts, else from the share of the peak that an H100 was measured to
+sustain (`SUSTAINED`). Every rate says where it is from.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ EXCHANGE_MESH: Final = 0.335
 """The same of an all-to-all in a full mesh. Projected by others, not measured: two of 384 MiB among
 eight MI355X in 3.913 ms, of which seven eighths leave a device with 537.6 GB/s
 (AMD-AGI/Primus, projection.md @fd1eeab)."""
+EXCHANGE, EXCHANGE_ONCE = 0.585, 0.685
+"""The same over a switch, with a copy for each expert and with one for each rank: 930 us out and
+827 us back, and HybridEP's 675 and 744, of DeepSeek-V3's tokens among 64 GB200 (arXiv:2603.07685,
+as jianyuh.github.io/moe/2026/03/11 quotes it). Assumed: 4,096 tokens a device, in bf16."""
 NETWORK_BYTES_PER_S: Final[dict[str, tuple[float, str]]] = {
     "A100": (25e9, "200 Gb/s a GPU, arXiv:2104.04473, section 5"),
     "B300": (100e9, "800 Gb/s a GPU: a ConnectX-8 each, glennklockwood.com/garden/processors/B300"),
@@ -85,7 +89,7 @@ class PlannedCluster:
     units: int  # Compute units or multiprocessors, among which a product's tiles are dealt out
     power_w: float
     collective: float = COLLECTIVE
-    exchange: float = COLLECTIVE  # The share of a node's links that an all-to-all reaches
+    exchange: float = EXCHANGE  # The share of a node's links that an all-to-all reaches
     by_inner: tuple[tuple[float, float], ...] = ()
     """Inner sizes of measured products and the share of `products` that these reach beside the
     model's own terms; between two sizes it follows the size's logarithm."""
@@ -215,7 +219,7 @@ def _cluster(
         units=int(device.number("compute_units") or device.number("sms") or 108),
         power_w=power_w,
         host=int(device.number("host_devices") or 0),
-        exchange=EXCHANGE_MESH if _is_mesh(device) else COLLECTIVE,
+        exchange=EXCHANGE_MESH if _is_mesh(device) else EXCHANGE,
         grouped=tuple(GROUPED_AMD[NARROW.get(one, one)] for one in PRECISIONS)
         if amd
         else (GROUPED,) * len(PRECISIONS),
@@ -242,27 +246,44 @@ def _products(device: CatalogueDevice, precision: str, peak: float, power_w: flo
     board_w = device.number("board_power") or power_w
     if power_w == board_w:
         return rate
-    exponent, fitted_on = next(one for key, one in POWER.items() if device.name.startswith(key))
+    exponent, fitted_on = _exponent(device)
     factor = (power_w / board_w) ** exponent
     source = f"{rate.source}; x {factor:.2f} at {power_w:g} W, fitted on {fitted_on}"
     return Rate(per_s=rate.per_s * factor, source=source)
 
 
-def _at_board_power(device: CatalogueDevice, bits: str, peak: float) -> Rate:
-    """Return what large products sustain: a cited ceiling, else a share of the peak.
+def _exponent(device: CatalogueDevice) -> tuple[float, str]:
+    return next(one for key, one in POWER.items() if device.name.startswith(key))
 
-    The share is that of the same bits on a device of the same target, else bf16's there.
+
+def _at_board_power(device: CatalogueDevice, bits: str, peak: float) -> Rate:
+    """Return what large products sustain: a cited ceiling, else that of a device of the same die.
+
+    A die sustains more with more watts, up to `SUSTAINED` of its peak. If no ceiling of these bits
+    is cited, bf16's share of the peak holds.
     """
     if cited := device.get(f"max_achievable.matrix_{bits}"):
         return Rate(per_s=cited.number * 1e12, source=cited.source)
-    target = device.get("target")
-    alike = [device, *(load().of_target(target.value) if target else ())]
+    alike = [device, *(one for one in load().devices.values() if _die(one) == _die(device))]
+    board_w = device.number("board_power")
     for kind in (bits, "bf16"):
         for one in alike:
-            ceiling = one.get(f"max_achievable.matrix_{kind}")
-            if ceiling and (whole := one.peak_flops_per_s(f"matrix_{kind}")):
-                share = ceiling.number * 1e12 / whole
-                source = f"{kind}'s share of its peak on {one.name}, {share:.1%}: {ceiling.source}"
-                return Rate(per_s=peak * share, source=source)
+            ceiling, its_w = one.get(f"max_achievable.matrix_{kind}"), one.number("board_power")
+            whole, its = (one.peak_flops_per_s(f"matrix_{each}") for each in (kind, bits))
+            if not ceiling or not whole:
+                continue
+            share = ceiling.number * 1e12 / whole
+            watts = (board_w / its_w) ** _exponent(device)[0] if board_w and its_w else 1.0
+            said = f" x {watts:.2f} by the boards' watts" if watts != 1 else ""
+            return Rate(
+                per_s=min(share * (its or peak) * watts, SUSTAINED * peak),
+                source=f"{kind}'s share of its peak on {one.name}, {share:.1%}{said}: "
+                f"{ceiling.source}",
+            )
     source = f"{SUSTAINED:.1%} of the paper peak, as measured on an H100"
     return Rate(per_s=peak * SUSTAINED, source=source)
+
+
+def _die(device: CatalogueDevice) -> str:
+    known = device.get("target") or device.get("arch")
+    return known.value if known else device.name

@@ -174,26 +174,36 @@ class Stack:
     sends it; otherwise an all-to-all sends a copy for each expert."""
 
 
+UNFUSED_LOSS: Final = 58.0
+"""Bytes for a logit of Megatron-LM without --cross-entropy-loss-fusion: the product's result (6),
+the cast (6), the largest (4), the difference (8), exponentials (8), their sum (4), shares (8), the
+gradient (8) and the cast back (6) (megatron/core/tensor_parallel/cross_entropy.py @00611e6)."""
 STACKS: Final = {
     stack.name: stack
     for stack in (
         Stack(name="torch", ampere_attention=True),
         Stack(name="torch-eager", ampere_attention=True, logit_traffic=42.0),
         Stack(
-            name="megatron", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True, gradient_traffic=8.0
+            name="megatron", cast_bytes=3.0, logit_bytes=6.0, logit_traffic=UNFUSED_LOSS,
+            keeps_fp8=True, gradient_traffic=8.0,
         ),
         Stack(
-            name="megatron-deepep", cast_bytes=3.0, logit_bytes=6.0, keeps_fp8=True,
-            gradient_traffic=8.0, sends_once=True,
+            name="megatron-deepep", cast_bytes=3.0, logit_bytes=6.0,
+            logit_traffic=UNFUSED_LOSS, keeps_fp8=True, gradient_traffic=8.0, sends_once=True,
         ),
-        Stack(name="megatron-2022", flash=False, logit_bytes=6.0, overlaps_data=False),
+        Stack(
+            name="megatron-2022", flash=False, logit_bytes=6.0, logit_traffic=UNFUSED_LOSS,
+            overlaps_data=False,
+        ),
         Stack(
             name="megatron-2021", flash=False, sequence_parallel=False, logit_bytes=6.0,
-            overlaps_data=False, reduced_bytes=2.0, accumulated_bytes=6.0,
+            logit_traffic=UNFUSED_LOSS, overlaps_data=False, reduced_bytes=2.0,
+            accumulated_bytes=6.0,
         ),
         Stack(
             name="deepspeed", flash=False, sequence_parallel=False, logit_bytes=6.0,
-            overlaps_data=False, reduced_bytes=2.0, accumulated_bytes=6.0,
+            logit_traffic=UNFUSED_LOSS, overlaps_data=False, reduced_bytes=2.0,
+            accumulated_bytes=6.0,
             splits_sends=False, exposed_sends=1.0,
         ),
     )

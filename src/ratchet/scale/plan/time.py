@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from ratchet.scale.plan.cluster import HOP_S, NETWORK_HOP_S, PlannedCluster
+from ratchet.scale.plan.cluster import EXCHANGE_ONCE, HOP_S, NETWORK_HOP_S, PlannedCluster
 from ratchet.scale.plan.layout import PRECISIONS, Floats, Integers, Layouts, Stack
 from ratchet.scale.plan.memory import (
     FULL,
@@ -38,8 +38,16 @@ masks: 190 and 150 of 247 to 312 TFLOP/s on an A100 (arXiv:2307.08691, figures 5
 AMPERE_FORWARD, AMPERE_BACKWARD = 0.44, 0.36
 """The same of FlashAttention-2 on an H100, whose new instructions it lacks: 335 and about 280 of
 768 TFLOP/s (arXiv:2307.08691, section 4.1; arXiv:2407.08608, figures 5 and 6)."""
-LATER: Final = ("H100", "H200", "B200")
-"""Devices with products that FlashAttention-2 has no instructions for."""
+LATER: Final = ("H100", "H200", "B", "GB")
+"""Beginnings of devices with products that FlashAttention-2 has no instructions for."""
+CUDNN_FORWARD, CUDNN_BACKWARD, CUDNN_HALF = 0.98, 0.8, 1200.0
+"""The same of cuDNN's on these devices, causal, for long sequences, and the sequence of half the
+rate. 4,096 and 8,192 tokens with heads of 128: 591 and 644 forward and 474 and 541 backward on an
+H200, 1,408, 1,574, 1,148 and 1,332 on a GB200, 1,703, 1,856, 1,248 and 1,435 on a GB300
+(NVIDIA/cudnn-frontend benchmark/sdpa_benchmark_training/results @3929da2)."""
+FULL_HEAD: Final = 128
+"""Head size at which exponentials take as long as products, so that heads of 64 reach two thirds:
+0.57 and 0.61 on an H200 (the same results, gpt_oss)."""
 ALIGNED: Final = 8
 """Elements of which a head's size must be a multiple for tensor cores to run its products at full
 rate (NVIDIA's Matrix Multiplication Background, tensor core requirements)."""
@@ -219,7 +227,7 @@ def _layer(
         products = products + (1 - moe) * mlp(tokens, shape.intermediate / tp)
     if shape.experts and shape.shared_intermediate:
         products = products + moe * mlp(tokens, shape.shared_intermediate / tp)
-    attention_f, attention_b = _attention(shape, cluster, layouts, tokens, stack)
+    attention_f, attention_b = attention_s(shape, cluster, layouts, tokens, stack)
     moved = _moved_s(shape, cluster, layouts, tokens, stack)
     routed_f, routed_b, launched = _routed(shape, cluster, layouts, tokens, stack)
     forward = products + moe * routed_f + attention_f + moved
@@ -267,16 +275,20 @@ def _routed(
     return forward, np.asarray(backward), np.asarray(launched)
 
 
-def _attention(
+def attention_s(
     shape: Shape, cluster: PlannedCluster, layouts: Layouts, tokens: Floats, stack: Stack
 ) -> tuple[Floats, Floats]:
     """Return attention's seconds forward and backward: 4 T s H operations, half if causal."""
     whole = 4.0 * tokens * shape.attended * shape.attention_inner / layouts.tp
     rate = cluster.products["bf16"].per_s
     if stack.flash:
-        old = stack.ampere_attention and cluster.device.startswith(LATER)
-        forward_share = AMPERE_FORWARD if old else ATTENTION_FORWARD
-        back_share = AMPERE_BACKWARD if old else ATTENTION_BACKWARD
+        forward_share, back_share = ATTENTION_FORWARD, ATTENTION_BACKWARD
+        if cluster.device.startswith(LATER) and stack.ampere_attention:
+            forward_share, back_share = AMPERE_FORWARD, AMPERE_BACKWARD
+        elif cluster.device.startswith(LATER):
+            head = min(shape.head_dim, FULL_HEAD)
+            factor = 2 * head / (head + FULL_HEAD) * shape.sequence / (shape.sequence + CUDNN_HALF)
+            forward_share, back_share = factor * CUDNN_FORWARD, factor * CUDNN_BACKWARD
         forward = whole / 2 / (rate * forward_share) + LAUNCH_S
         back = whole / 2 * ATTENTION_BACKWARD_FLOPS / (rate * back_share) + LAUNCH_S
         return forward, back
@@ -397,7 +409,7 @@ def _experts(
         to_nodes = np.minimum(to_nodes, shape.most_nodes or np.inf)
     one = 2.0 * tokens * shape.hidden * shape.imbalance / layouts.tp
     mesh = np.minimum((inside - 1) / 7.0, 1.0) if cluster.mesh else 1.0
-    reached = cluster.collective if stack.sends_once else cluster.exchange
+    reached = EXCHANGE_ONCE if stack.sends_once else cluster.exchange
     fabric = cluster.fabric.per_s * np.maximum(mesh, 1e-9) * reached
     within = one * to_ranks * (inside - 1) / (inside if stack.sends_once else ranks) / fabric
     across = one * to_nodes * (nodes - 1) / nodes / (cluster.network.per_s * cluster.collective)
