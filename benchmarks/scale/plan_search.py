@@ -55,6 +55,8 @@ LIMITS: dict[str, str] = {
     r"balancing=false": "the router was not balanced, by how much is not told",
     r"Llama 4 Scout": "nothing is recomputed, it says, for which it would need five times its "
     "memory",
+    r"float8 rowwise": "a scale for each row makes it slower than bf16 in its own table, which "
+    "does not say why",
     r"LoRA": "adapters add small products, which are not counted",
     r"implied|own inference": "device, sequence, batch or model is the reader's inference",
     r"GitHub ROCm|secondary": "sequence, layout or batch is not told",

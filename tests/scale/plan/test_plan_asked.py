@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -10,8 +11,9 @@ import pytest
 from ratchet.base.errors import PlanError
 from ratchet.scale.plan import PlanRequest, planned
 from ratchet.scale.plan.cluster import parse_cluster
-from ratchet.scale.plan.layout import STACKS
-from ratchet.scale.plan.search import make_asked
+from ratchet.scale.plan.commands import torchrun
+from ratchet.scale.plan.layout import STACKS, Layout, columns
+from ratchet.scale.plan.search import chunk_layers, evaluate, make_asked
 from ratchet.scale.plan.shape import find_shape
 
 
@@ -83,3 +85,43 @@ def test_a_plan_is_told_without_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "vpp", "stages"),
+    [(61, 4, 4, [16, 16, 16, 13]), (94, 4, 8, [23, 24, 24, 23]), (32, 4, 2, [8, 8, 8, 8]),
+     (61, 8, 4, [8, 8, 8, 8, 8, 8, 8, 5]), (126, 16, 8, [7, *[8] * 14, 7])],
+)  # fmt: skip
+def test_chunks_of_uneven_stages_hold_every_layer(
+    layers: int, pp: int, vpp: int, stages: list[int]
+) -> None:
+    chunks = chunk_layers(layers, pp, vpp)
+    assert len(chunks) == pp * vpp and [sum(chunks[one::pp]) for one in range(pp)] == stages
+    assert all(max(chunks[one::pp]) - min(chunks[one::pp]) <= 1 for one in range(pp))
+    assert all(chunks[1:-1])  # the embedding or the output layer may be alone
+
+
+def test_deepseek_v3_is_planned_in_the_layout_that_nvidia_publishes() -> None:
+    asked = make_asked(
+        find_shape("deepseek-v3"), parse_cluster("gb200:256"), STACKS["megatron-deepep"],
+        batch=1024, precisions=("mxfp8",),
+    )  # fmt: skip
+    layout = Layout(dp=64, pp=4, vpp=4, ep=64, precision="mxfp8")
+    words = shlex.split(torchrun(asked, evaluate(asked, columns([layout])).plan(asked, 0)))
+    (said,) = (one for one in words if one.startswith("--pipeline-model-parallel-layout="))
+    chunks = said.partition("=")[2].split("|")
+    assert chunks[0] == "Etttt" and chunks[-1] == "tttL" and len(chunks) == 16
+    assert sum(one.count("t") for one in chunks) == 61
+
+
+@pytest.mark.parametrize(
+    ("layout", "rule"), [("pp=16,vpp=3", "a layer or more"), ("vpp=2", "pp of 2")]
+)
+def test_chunks_without_a_layer_are_refused(layout: str, rule: str) -> None:
+    with pytest.raises(PlanError, match=rule):
+        planned(PlanRequest(model="deepseek-v3", cluster="h100:8x32", parallel=layout))
+
+
+def test_no_rank_gets_more_tokens_than_there_are() -> None:
+    with pytest.raises(PlanError, match="imbalance 5 is above 4"):
+        planned(PlanRequest(model="mixtral-8x7b", cluster="h100:8x8", imbalance=5.0))

@@ -185,6 +185,7 @@ class Hostile:
                 {"input_sizes": [[None]]},
                 {"output_sizes": [[float("inf")]]},
                 {"collective_seq_id": float("inf")},
+                {"state": "asleep"},
             )
         ),
         (pickle.dumps([1, 2]), "holds no entries"),

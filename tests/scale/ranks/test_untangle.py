@@ -124,6 +124,24 @@ def test_halves_of_a_split_may_share_a_name_once_they_work(
     assert kinds == ([] if has_worked else ["members"])
 
 
+def test_a_dump_under_the_name_of_a_rank_that_its_groups_lack_is_not_read(tmp_path: Path) -> None:
+    write(tmp_path, {"0": [0, 1]}, r0=[call(1, "all_reduce", 8)], r1=[call(1, "all_reduce", 8)])
+    (tmp_path / "dump_1").rename(tmp_path / "dump_1001")
+    (fault,) = read(tmp_path).faults
+    assert "rank 1001, which its groups of ranks 0 to 1 lack" in fault
+
+
+def test_what_is_said_of_many_ranks_alike_is_said_once(tmp_path: Path) -> None:
+    job = Job(data=2, tensor=1, pipeline=2)
+    for rank in (0, 1):
+        del job.ranks[rank].program[3:]
+    job.run().write(tmp_path)
+    for rank in (0, 1):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(b"cut")
+    first = read(tmp_path).found[0]
+    assert first.ranks == (0, 1) and first.said.endswith("waits: their dumps cannot be read")
+
+
 def test_gloo_marks_a_call_as_ended_that_a_dead_rank_failed(tmp_path: Path) -> None:
     calls = [call(1, "all_reduce", 8, GLOO), call(2, "broadcast", 9, GLOO)]
     more = [*calls, call(3, "all_reduce", 10, GLOO, retired=False)]

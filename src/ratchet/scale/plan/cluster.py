@@ -259,13 +259,14 @@ def _exponent(device: CatalogueDevice) -> tuple[float, str]:
 def _at_board_power(device: CatalogueDevice, bits: str, peak: float) -> Rate:
     """Return what large products sustain: a cited ceiling, else that of a device of the same die.
 
-    A die sustains more with more watts, up to `SUSTAINED` of its peak. If no ceiling of these bits
-    is cited, bf16's share of the peak holds.
+    It is the one of the nearest watts, scaled by units and by watts a unit, up to `SUSTAINED` of
+    the peak. If no ceiling of these bits is cited, bf16's share of the peak holds.
     """
     if cited := device.get(f"max_achievable.matrix_{bits}"):
         return Rate(per_s=cited.number * 1e12, source=cited.source)
-    alike = [device, *(one for one in load().devices.values() if _die(one) == _die(device))]
-    board_w = device.number("board_power")
+    own_w, own_units = device.number("board_power"), device.units
+    alike = [one for one in load().devices.values() if _die(one) == _die(device)]
+    alike.sort(key=lambda one: abs((one.number("board_power") or 0.0) - (own_w or 0.0)))
     for kind in (bits, "bf16"):
         for one in alike:
             ceiling, its_w = one.get(f"max_achievable.matrix_{kind}"), one.number("board_power")
@@ -273,10 +274,12 @@ def _at_board_power(device: CatalogueDevice, bits: str, peak: float) -> Rate:
             if not ceiling or not whole:
                 continue
             share = ceiling.number * 1e12 / whole
-            watts = (board_w / its_w) ** _exponent(device)[0] if board_w and its_w else 1.0
-            said = f" x {watts:.2f} by the boards' watts" if watts != 1 else ""
+            units = own_units / one.units if own_units and one.units else 1.0
+            watts = own_w / its_w / units if own_w and its_w else 1.0
+            factor = units * watts ** _exponent(device)[0]
+            said = f" x {factor:.2f} by units and watts" if factor != 1 else ""
             return Rate(
-                per_s=min(share * (its or peak) * watts, SUSTAINED * peak),
+                per_s=min(share * (its or peak) * factor, SUSTAINED * peak),
                 source=f"{kind}'s share of its peak on {one.name}, {share:.1%}{said}: "
                 f"{ceiling.source}",
             )

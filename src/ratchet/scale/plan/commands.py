@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Final
 
-from ratchet.scale.plan.search import LayoutPlan, PlanQuestion
+from ratchet.scale.plan.search import LayoutPlan, PlanQuestion, chunk_layers
 
 PORT: Final = 29500
 TITAN: Final = {
@@ -96,9 +96,15 @@ def _megatron(asked: PlanQuestion, plan: LayoutPlan) -> list[str]:
         flags.append("--disable-bias-linear")
     if not shape.tied:
         flags.append("--untie-embeddings-and-output-weights")
-    if layout.vpp > 1:
+    if layout.vpp > 1 and shape.layers % (layout.pp * layout.vpp):
+        chunks = ["t" * one for one in chunk_layers(shape.layers, layout.pp, layout.vpp)]
+        flags.append(f"--pipeline-model-parallel-layout=E{'|'.join(chunks)}L")
+    elif layout.vpp > 1:
         told["num-layers-per-virtual-pipeline-stage"] = shape.layers // (layout.pp * layout.vpp)
-    if shape.layers % layout.pp:  # the last stage has fewer layers
+    elif -shape.layers % layout.pp == 2:
+        flags += ["--account-for-embedding-in-pipeline-split"]
+        flags += ["--account-for-loss-in-pipeline-split"]
+    elif shape.layers % layout.pp:  # the last stage has fewer layers
         last = shape.layers - (layout.pp - 1) * -(-shape.layers // layout.pp)
         told["decoder-last-pipeline-num-layers"] = last
     if layout.tp > 1 and asked.stack.sequence_parallel:

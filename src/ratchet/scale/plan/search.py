@@ -200,15 +200,36 @@ def _choices(asked: PlanQuestion, degrees: Layout) -> Layouts:
     """Return all choices of micro-batch, chunks, sharding and what is kept with some degrees."""
     pp, own = degrees.pp, asked.batch // degrees.dp
     micro = [one for one in asked.micro_batches if one <= own and own % one == 0]
-    chunks = [
-        one for one in CHUNKS if one == 1 or (pp > 1 and asked.shape.layers % (pp * one) == 0)
-    ]
+    chunks = [one for one in CHUNKS if one == 1 or _interleaves(asked.shape.layers, pp, one)]
     # A data-parallel group of one rank shards nothing.
     shared = degrees.dp * degrees.cp > 1
     sharding = [SHARDINGS.index(one) for one in asked.shardings] if shared else [0]
     found = _with_choices(asked, degrees, micro, vpp=chunks, sharding=sharding)
     # An interleaved schedule takes whole rounds of micro-batches.
     return found.take((found.vpp == 1) | (own // found.micro_batch % pp == 0))
+
+
+def chunk_layers(layers: int, pp: int, vpp: int) -> list[int]:
+    """Return the layers of each chunk of an interleaved pipeline, in the order of a forward pass.
+
+    If stages do not divide the layers, the last one has fewer. If two layers lack, as in 126 on 16
+    stages, the embedding takes the place of one and the output layer that of the other. A stage's
+    chunks differ by one at most.
+    """
+    most = -(-layers // pp)
+    lacks = most * pp - layers
+    first = 1 if lacks == 2 else 0
+    own = [most - first, *[most] * (pp - 2), most - lacks + first]
+    return [
+        one // vpp + (chunk >= vpp - one % vpp if stage == 0 else chunk < one % vpp)
+        for chunk in range(vpp)
+        for stage, one in enumerate(own)
+    ]
+
+
+def _interleaves(layers: int, pp: int, vpp: int) -> bool:
+    """Return whether each chunk has a layer, or holds the embedding or the output layer."""
+    return pp > 1 and all(chunk_layers(layers, pp, vpp)[1:-1])
 
 
 def _with_choices(
@@ -318,15 +339,15 @@ def _check(asked: PlanQuestion, layout: Layout) -> None:
             f"a batch of {asked.batch} sequences does not divide among {layout.dp} replicas with "
             f"micro-batches of {layout.micro_batch}: change one of them"
         )
-    if shape.heads % layout.tp or layout.pp * layout.vpp > shape.layers:
+    if shape.heads % layout.tp or layout.pp > shape.layers:
         raise PlanError(
             f"{layout.words()} does not divide {shape.name} with {shape.heads} heads and "
             f"{shape.layers} layers: change a degree"
         )
-    if layout.vpp > 1 and (layout.pp == 1 or shape.layers % (layout.pp * layout.vpp)):
+    if layout.vpp > 1 and not _interleaves(shape.layers, layout.pp, layout.vpp):
         raise PlanError(
-            f"{layout.words()} does not split {shape.layers} layers into pp x vpp equal chunks, "
-            "with a pp of 2 or more: change a degree"
+            f"{layout.words()} does not split {shape.layers} layers into pp x vpp chunks of a "
+            "layer or more, with a pp of 2 or more: change a degree"
         )
     if not _runs(asked, layout, layout.micro_batch):
         raise PlanError(

@@ -70,6 +70,11 @@ class Shape:
             )
         if self.imbalance < 1:
             raise PlanError(f"imbalance {self.imbalance:g} is below 1, the mean: give 1 or more")
+        if self.experts and self.imbalance > (most := self.experts / self.experts_per_token):
+            raise PlanError(
+                f"imbalance {self.imbalance:g} is above {most:g}, at which each token goes to the "
+                f"same {self.experts_per_token} of {self.experts} experts: give less"
+            )
         if not self.experts and not self.intermediate:
             raise PlanError(f"{self.name} has neither an MLP nor experts: give one of them")
 

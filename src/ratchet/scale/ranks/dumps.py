@@ -28,6 +28,8 @@ OWN_FRAMES: Final = re.compile(
 )
 """Files of frames that tell nothing about the training script."""
 DEFAULT_GROUP: Final = ("default_pg", "")
+STATES: Final = ("", "scheduled", "started", "completed")
+"""States of a call that torch writes; empty if a dump has none."""
 EARLIER_NS: Final = 300 * 10**9
 """Pause between the calls of two runs: more than clocks of hosts differ, and less than the ten
 minutes after which a hanging collective times out."""
@@ -230,7 +232,7 @@ def _dump(path: Path, raw: bytes, known: dict[object, Calling]) -> Dump:
     entries = document.get("entries", [])
     try:
         names = (str(entry["profiling_name"]) for entry in entries)
-        return Dump(
+        found = Dump(
             path=path,
             rank=int(rank),
             version=str(document.get("version", "")),
@@ -242,6 +244,13 @@ def _dump(path: Path, raw: bytes, known: dict[object, Calling]) -> Dump:
         raise RanksError(
             f"{path} is damaged (an entry is none that torch writes): dump again"
         ) from error
+    listed = {one for group in found.groups.values() for one in group.ranks}
+    if listed and found.rank not in listed:
+        raise RanksError(
+            f"{path} is named as rank {found.rank}, which its groups of ranks {min(listed)} to "
+            f"{max(listed)} lack: let its name end with the rank's number"
+        )
+    return found
 
 
 def _document(path: Path, raw: bytes) -> Json:
@@ -363,6 +372,8 @@ def _calls(
     """
     last = batch[-1].fields
     state = str(last.get("state", ""))
+    if state not in STATES:
+        raise ValueError(state)
     is_retired = bool(last.get("retired", False))
     is_gloo = str(last["profiling_name"]).startswith("gloo:")  # marks an end by retiring alone
     is_done = state == "completed" or has_completed or (is_retired and (is_gloo or not state))

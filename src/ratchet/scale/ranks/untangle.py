@@ -195,7 +195,8 @@ class _Told:
         what = missed.call.what
         waiting = [rank for rank in missed.waiting if rank not in ranks]
         awaited = f"{_numbered(missed)} at {what.where}"
-        if waiting and not missed.call.is_p2p:
+        is_pair = missed.call.is_p2p and len(ranks) == 1
+        if waiting and not is_pair:
             awaited += f", where {named(waiting)} wait{_s(waiting)}"
         stacks = {missed.waiting[0]: what.stack}
         if set(ranks) <= self.waits.devices:
@@ -209,10 +210,14 @@ class _Told:
                 ranks=tuple(ranks),
                 stacks=stacks,
             ), 0
-        last = "; ".join(filter(None, (self._last(rank, missed, stacks) for rank in ranks[:4])))
+        told = [self._last(rank, missed, stacks) for rank in ranks[:4]]
+        last = "; ".join(dict.fromkeys(filter(None, told)))
+        if len(ranks) > 1 and len(set(told)) == 1:  # what is said of each is the same
+            last = last.replace("its dump cannot", "their dumps cannot", 1)
+            last = last.replace("it left", "they left", 1)
         is_known = all(rank in self.job.dumps and rank not in missed.group.blank for rank in ranks)
         did = "did not come to" if is_known else "may not have come to"
-        if missed.call.is_p2p:
+        if is_pair:
             not_ = "did not" if is_known else "may not have"
             pair = ("receive", "sent") if what.operation.startswith("send") else ("send", "awaits")
             end = pair[0] if is_known else {"receive": "received", "send": "sent"}[pair[0]]
