@@ -45,6 +45,9 @@ CUDNN_FORWARD, CUDNN_BACKWARD, CUDNN_HALF = 1.0, 0.82, 1200.0
 rate. 4,096 and 8,192 tokens with heads of 128: 591 and 644 forward and 474 and 541 backward on an
 H200, 1,408, 1,574, 1,148 and 1,332 on a GB200, 1,703, 1,856, 1,248 and 1,435 on a GB300
 (NVIDIA/cudnn-frontend benchmark/sdpa_benchmark_training/results @3929da2)."""
+LATENT_BACKWARD: Final = 0.91
+"""Its rate backward with keys of 192 beside one with keys of 128: 1,193 and 1,332 on a GB200, 1,291
+and 1,435 on a GB300 (the same results, dsv3, 8,192 tokens)."""
 FULL_HEAD: Final = 128
 """Head size at which exponentials take as long as products, so that heads of 64 reach two thirds:
 0.57 and 0.61 on an H200 (the same results, gpt_oss)."""
@@ -296,6 +299,7 @@ def attention_s(
             head = min(shape.head_dim, FULL_HEAD)
             factor = 2 * head / (head + FULL_HEAD) * shape.sequence / (shape.sequence + CUDNN_HALF)
             forward_share, back_share = factor * CUDNN_FORWARD, factor * CUDNN_BACKWARD
+            back_share *= LATENT_BACKWARD if shape.latent_rank else 1.0
         forward = whole / 2 / (rate * forward_share) + LAUNCH_S
         back = whole / 2 * ATTENTION_BACKWARD_FLOPS / (rate * back_share) + LAUNCH_S
         return forward, back
