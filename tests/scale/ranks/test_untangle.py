@@ -142,6 +142,21 @@ def test_what_is_said_of_many_ranks_alike_is_said_once(tmp_path: Path) -> None:
     assert first.ranks == (0, 1) and first.said.endswith("waits: their dumps cannot be read")
 
 
+@pytest.mark.parametrize(("form", "is_told"), [("pickle", True), ("json", False)])
+def test_what_comes_otherwise_is_told_if_the_same_always_came(
+    form: str, is_told: bool, tmp_path: Path
+) -> None:
+    job = Job(data=2, tensor=2, pipeline=2, form=form)
+    own = job.ranks[3].program
+    sums = [place for place, one in enumerate(own) if (one.family, one.line) == ("TP", 11)]
+    del own[sums[2] + 1 :]  # in the second step, behind the first of two products
+    job.run().write(tmp_path)
+    first = read(tmp_path).found[0]
+    assert first.ranks == (3,)
+    assert ("at /job/train.py:12" in first.said) == is_told
+    assert "comes otherwise" not in first.said
+
+
 def test_gloo_marks_a_call_as_ended_that_a_dead_rank_failed(tmp_path: Path) -> None:
     calls = [call(1, "all_reduce", 8, GLOO), call(2, "broadcast", 9, GLOO)]
     more = [*calls, call(3, "all_reduce", 10, GLOO, retired=False)]

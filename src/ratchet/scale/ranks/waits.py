@@ -174,19 +174,24 @@ class Waits:
         return bool(own) and self._followed[own[-1][:2]][where] > 0
 
     def usual_next(self, rank: int) -> Site | None:
-        """Return what came next when a rank was where it is now: after the longest same calls."""
+        """Return what came next when a rank was where it is now: after the longest same calls.
+
+        None if after as many the same calls now one, now another came.
+        """
         own = [one[:2] for one in self._programs.get(rank, ())]
-        best, longest = None, 0
+        came: set[Site] = set()
+        longest = 1
         for end in range(len(own) - 1, max(0, len(own) - FARTHEST_BACK), -1):
             pairs = zip(own[end - 1 :: -1], own[::-1], strict=False)
             same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            if same > longest:
-                best, longest = own[end][1], same
-        if best is None and own:
+            if same >= longest:
+                came = {own[end][1], *(came if same == longest else ())}
+                longest = same
+        if not came and own:
             follows = self._followed[own[-1]].most_common(1)
             if follows and follows[0][1] > 0.9 * self._followed[own[-1]].total():
-                best = follows[0][0][1]
-        return best
+                came = {follows[0][0][1]}
+        return came.pop() if len(came) == 1 else None
 
     @cached_property
     def _programs(self) -> dict[int, list[tuple[str, Site, CollectiveCall]]]:
