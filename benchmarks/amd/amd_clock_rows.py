@@ -36,9 +36,8 @@ from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile.hip_compiler import bitcode_options, checked, shared_options, whole_hip
 from ratchet.amd.emulator.clock import Played, played
 from ratchet.amd.emulator.decode import decode
-from ratchet.amd.emulator.estimates import matrix_cycles
 from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.emulator.launch import Emulator, LaunchMemory
+from ratchet.amd.emulator.launch import Emulator, KernelLaunch, LaunchMemory
 from ratchet.amd.emulator.linking import KernelTexts, PlacedVariables, linked
 
 FILES = {
@@ -182,22 +181,26 @@ def predict_product(row: Mapping[str, Any], device: str, aiter: Path) -> tuple[P
             values.append(("*bf16", int(arrays[name].ctypes.data)))
         elif name in numbers:
             values.append(("i32", numbers[name]))
-    emulator = Emulator(compiled_machine(row["target"]), matrix_cycles(row["target"]))
-    began = time.process_time()
-    found = played(
-        emulator, decoded, device_of(device),
-        wave_instructions=row["instr"] / (row["threads"] // 64), grid=(row["grid"], 1, 1),
-        threads=row["threads"], shared_bytes=shared,
+    launch = KernelLaunch(
+        kernel=decoded, grid=(row["grid"], 1, 1), threads=row["threads"], shared_bytes=shared,
         values=values,
         memories=[LaunchMemory(int(one.ctypes.data), one.nbytes) for one in arrays.values()],
     )  # fmt: skip
+    return timed(launch, row, device)
+
+
+def timed(launch: KernelLaunch, row: Mapping[str, Any], device: str) -> tuple[Played, float]:
+    """Return a launch's prediction, and the CPU time that it took."""
+    emulator = Emulator(compiled_machine(row["target"]))
+    began = time.process_time()
+    found = played(emulator, launch, device_of(device), row["instr"] / launch.waves)
     assert found is not None
     return found, time.process_time() - began
 
 
 def predict(row: Mapping[str, Any], device: str, sources: Path) -> tuple[Played, float]:
     """Return a HIP kernel's prediction, and the CPU time that it took."""
-    text, target = assembly(row, sources), row["target"]
+    text = assembly(row, sources)
     texts = KernelTexts(text)
     name = next(one for one in texts.names if FILES[row["kind"]][1] in one)
     variables = PlacedVariables(text)
@@ -205,22 +208,17 @@ def predict(row: Mapping[str, Any], device: str, sources: Path) -> tuple[Played,
     config, arrays = row["cfg"], tensors(row["kind"])
     across, down = config["block_size_x"], config["block_size_y"]
     sizes = (4096, 4096) if row["kind"] == "conv" else (SAMPLES, MEASURES)
-    grid = [
+    grid = tuple(
         -(-size // (block * config[f"tile_size_{axis}"]))
         for size, block, axis in zip(sizes, (across, down), "xy", strict=True)
-    ]
-    waves = -(-row["threads"] // kernel.lanes)
-    emulator = Emulator(compiled_machine(target), matrix_cycles(target))
-    began = time.process_time()
-    found = played(
-        emulator, kernel, device_of(device), wave_instructions=row["instr"] / waves,
-        grid=(*grid, 1), threads=row["threads"], shared_bytes=0,
+    )
+    launch = KernelLaunch(
+        kernel=kernel, grid=(*grid, 1), threads=row["threads"], shared_bytes=0,
         sides=(across, down), values=[("*u8", int(one.ctypes.data)) for one in arrays],
         memories=[LaunchMemory(int(one.ctypes.data), one.nbytes) for one in arrays]
         + list(variables.memories),
     )  # fmt: skip
-    assert found is not None
-    return found, time.process_time() - began
+    return timed(launch, row, device)
 
 
 def main(words: Sequence[str] | None = None) -> None:

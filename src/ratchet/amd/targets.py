@@ -19,7 +19,7 @@ import msgspec
 
 from ratchet.amd.compile.hip_compiler import TOO_OLD
 from ratchet.amd.compile.triton_source import load_interpreted
-from ratchet.amd.emulator.estimates import estimate, hottest, matrix_cycles, read_told, words
+from ratchet.amd.emulator.estimates import estimate, hottest, read_told, words
 from ratchet.amd.emulator.hip_build import (
     build_hip,
     build_ordered,
@@ -110,7 +110,7 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel:
     """Return the kernel as one in torch whose launches are emulated."""
     in_torch, told = replace(kernel, language="torch"), pretended_device(target)
     device = {"name": told.name, "units": told.units, "memory_bytes": told.memory_bytes}
-    given: dict[str, object] = {"matrix_cycles": matrix_cycles(target), "device": device}
+    given: dict[str, object] = {"device": device}
     if kernel.language == "hip" and not _is_extension(kernel):
         try:
             assembly, host = build_hip(kernel, target, clock)

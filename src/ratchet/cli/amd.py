@@ -119,7 +119,11 @@ COMPILED, NOT_COMPILED = 0, 1
 def inspect(
     problem: str = argument(cli.PROBLEM_HELP),
     kernel: Path = argument("The kernel's file: .py (Triton) or .hip.", readable=False),
-    target: str = option("", "Targets, separated by commas. Default: all AMD targets.", "NAMES"),
+    target: str = option(
+        "",
+        "Targets, separated by commas, with a predicted time. Default: all AMD targets, without.",
+        "NAMES",
+    ),
     case: str | None = option(
         None, "Case whose launches to compile. Default: the largest timed one."
     ),
@@ -150,7 +154,9 @@ def inspect(
     if read is not None:
         find_action(read.language)
     asked = as_problem(problem, terms, on_gpu=True)
-    found = inspect_kernel(as_kernel(kernel, asked, entry=entry), asked, targets, case=case)
+    found = inspect_kernel(
+        as_kernel(kernel, asked, entry=entry), asked, targets, case=case, predicts=bool(target)
+    )
     if as_json:
         cli.print_json(found)
     elif found["targets"]:
@@ -180,6 +186,9 @@ def tune(
     ),
     top: int = option(5, "Configurations of the shortlist.", min=1, max=100),
     case: str | None = option(None, "Case whose launches to size. Default: the largest timed one."),
+    rows: str = option(
+        "", "Order the configurations at each of these numbers of rows (M), as in 1,16,4096.", "M,M"
+    ),
     entry: cli.EntryName = None,
     tier: LaunchTier = None,
     time_limit: str = option("5m", "Limit for the whole: 30s, 5m.", "TIME"),
@@ -198,7 +207,7 @@ def tune(
     Those that do not compile, spill or exceed the LDS are dropped. Nothing is timed: the shortlist
     is for a GPU to time.
 
-    Exit code 0: there is a shortlist. 1: no configuration is left.
+    Exit code 0: there is a shortlist, at each size. 1: no configuration is left.
     2: a mistake in the call.
     """
     from ratchet.amd.profile import tuning
@@ -206,9 +215,9 @@ def tune(
     from ratchet.judge.api import as_kernel, as_problem, check_texts
     from ratchet.judge.terms import Terms, parse_time_limit_s
 
-    terms = Terms.of(entry=entry, tier=tier, time_limit_s=time_limit)
+    terms = Terms.of(entry=entry, tier=tier, scale="1", time_limit_s=time_limit)
     tuning.check_target(target)
-    grid = tuning.read_grid(config or [])
+    grid, counts = tuning.read_grid(config or []), tuning.read_rows(rows)
     name = problem or kernel.stem
     check_texts(name, kernel, entry=entry)
     asked = as_problem(name, terms, on_gpu=True)
@@ -220,13 +229,14 @@ def tune(
             grid=grid,
             function=function,
             case=case,
+            rows=counts,
             top=top,
             time_limit_s=parse_time_limit_s(time_limit),
-            small=as_problem(name, replace(terms, tier=None)),
+            small=as_problem(name, replace(terms, tier=None, scale="emulated")),
         )
     found = tuning.write_outputs(found, out)
     cli.show(as_json, found.as_json, lambda: tuning.tune_report(found))
-    raise typer.Exit(COMPILED if found.shortlist else NOT_COMPILED)
+    raise typer.Exit(COMPILED if found.is_whole else NOT_COMPILED)
 
 
 @app.command(cls=cli.after_dashes("[OPTIONS] -- COMMAND..."))

@@ -83,9 +83,10 @@ def optimize(
 
     with TurnProgress(settings.budget_s) as progress:
         if dry:
+            from ratchet.scale.plan.time import products_s
             from ratchet.train.turn.dry_run import dry_run
 
-            plan = dry_run(settings, progress, target=elsewhere)
+            plan = dry_run(settings, progress, target=elsewhere, product_times=products_s)
         else:
             from ratchet.scale.optimize import run
 

@@ -9,6 +9,7 @@ import msgspec
 
 from ratchet.base import Json, drawn_by
 from ratchet.base.measure import Ratio
+from ratchet.base.show.words import common_unit
 
 Status = Literal[
     "proven", "correct", "wrong", "cheating", "crashed", "timed_out", "refused", "unmeasured"
@@ -72,6 +73,23 @@ class EmulatedTimeline(_Frozen, frozen=True, kw_only=True):
     """For each wave: the index of a place, its first slot and one past its last."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedTime:
+    """A time that the emulator's clock predicted, with its interval; never measured."""
+
+    device: str
+    time_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def words(self) -> str:
+        """The time with its interval in brackets, in one unit."""
+        unit = common_unit([self.time_s])
+        interval = f"{unit.show(self.low_s)} to {unit.show(self.high_s)}"
+        return f"{unit.show(self.time_s)} {unit.name} ({interval})"
+
+
 class EmulatedKernel(_Frozen, frozen=True, kw_only=True):
     """Exact counts of one kernel's launches in one call, taken by the emulator."""
 
@@ -89,6 +107,7 @@ class EmulatedKernel(_Frozen, frozen=True, kw_only=True):
     lines_64: int  # Lines of 64 bytes that accesses needed, counted per access
     lds_bytes: int
     lds_conflicts: int  # Cycles added by accesses to the same bank of the LDS
+    predicted: PredictedTime | None = None  # Of all launches
     lines: list[EmulatedLine] = []  # The lines with most of the work, in descending order
     vgprs: int | None = None  # Vector registers of a lane, including accumulation registers
     workgroup_waves: int | None = None
@@ -117,6 +136,7 @@ class EmulatedCase(_Frozen, frozen=True, kw_only=True):
     target: str
     kernels: list[EmulatedKernel]
     bounds: list[EmulatedBound]
+    predicted: PredictedTime | None = None  # On the first device of the bounds
     reference: list[EmulatedKernel] = []
     """Inductor's Triton kernels of the reference for the same target, emulated too."""
     reference_bounds: list[EmulatedBound] = []

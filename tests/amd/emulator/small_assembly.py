@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.emulator.launch import Emulator, LaunchCounts, LaunchMemory
+from ratchet.amd.emulator.launch import Emulator, KernelLaunch, LaunchCounts, LaunchMemory
 from ratchet.amd.emulator.linking import linked_kernel
 
 TEXT = """\
@@ -202,14 +202,13 @@ def _launched(
     memories = [LaunchMemory(ctypes.addressof(one), ctypes.sizeof(one)) for one in (source, target)]
     values = [("*i32", one.address) for one in memories]
     memories += placed.memories if placed is not None else []
-    counts = emulator(kernel.target).run(
-        kernel,
+    launch = KernelLaunch(
+        kernel=kernel,
         grid=(1, 1, 1),
         threads=threads,
         shared_bytes=0,
         values=values,
         memories=memories,
-        limit=limit,
-        backwards=backwards,
     )
+    counts = emulator(kernel.target).run(launch, limit=limit, backwards=backwards)
     return list(target), counts

@@ -379,6 +379,8 @@ class TestScript:
     def test_kernels_have_bounds_and_hot_lines(self, ran: Any) -> None:
         kernels = {one["name"]: one for one in ran[0]["kernels"]}
         assert kernels["inverse"]["launches"] == 4 and kernels["inverse"]["bound_s"] > 0
+        time = kernels["inverse"]["predicted"]
+        assert 0 < time["low_s"] < time["time_s"] < time["high_s"]
         texts = [line["text"] for line in kernels["inverse"]["hottest"]]
         assert any("tl.store(y + at, roots" in text for text in texts)
 

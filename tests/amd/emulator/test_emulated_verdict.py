@@ -109,7 +109,11 @@ class TestVerdicts:
             for bound in case.bounds:
                 parts = (bound.memory_s, bound.matrix_s, bound.vector_s, bound.lds_s)
                 assert bound.time_s == max(parts) > 0
-        assert any("at least" in one.detail for one in verdict.evidence)
+            assert case.predicted is not None and case.predicted.device == case.bounds[0].device
+            assert 0 < case.predicted.low_s < case.predicted.time_s < case.predicted.high_s
+        assert any(
+            "at least" in one.detail and "predicted" in one.detail for one in verdict.evidence
+        )
 
     def test_a_read_of_what_nobody_wrote_is_wrong(
         self, court: KernelJudge, problem: Problem

@@ -8,7 +8,7 @@ import pytest
 from small_assembly import aligned, emulator, run, text_of
 
 from ratchet.amd.emulator.decode import decode
-from ratchet.amd.emulator.launch import LaunchMemory
+from ratchet.amd.emulator.launch import KernelLaunch, LaunchMemory
 from ratchet.amd.emulator.linking import linked_kernel
 from ratchet.base.errors import KernelError
 
@@ -128,14 +128,15 @@ def changed(atomic: str) -> tuple[int, int]:
         LaunchMemory(ctypes.addressof(source), LAST + 2),
         LaunchMemory(ctypes.addressof(target), ctypes.sizeof(target)),
     ]
-    emulator("gfx942").run(
-        kernel,
+    launch = KernelLaunch(
+        kernel=kernel,
         grid=(1, 1, 1),
         threads=1,
         shared_bytes=0,
         values=[("*i32", one.address) for one in memories],
         memories=memories,
     )
+    emulator("gfx942").run(launch)
     return target[0], target[64]
 
 

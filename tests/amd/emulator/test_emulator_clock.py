@@ -9,11 +9,10 @@ import pytest
 from small_assembly import aligned, text_of
 
 from ratchet.amd import architectures
-from ratchet.amd.emulator import clock
-from ratchet.amd.emulator.clock import Played, clock_words, played, prediction
-from ratchet.amd.emulator.estimates import matrix_cycles
+from ratchet.amd.emulator.clock import LaunchClock, Played, played
+from ratchet.amd.emulator.estimates import SPAN, prediction, total_time
 from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.emulator.launch import Emulator, LaunchMemory
+from ratchet.amd.emulator.launch import Emulator, KernelLaunch, LaunchMemory
 from ratchet.amd.emulator.linking import linked_kernel
 from ratchet.base.devices import catalogue
 
@@ -21,25 +20,32 @@ DEVICES = {"gfx90a": "MI250X", "gfx942": "MI300X", "gfx1100": "RX 7900 XTX"}
 FRAME = 12  # instructions of the kernel around the lines
 
 
-def play(body: str, *, target: str = "gfx942", grid: int = 1, threads: int = 64) -> Played:
-    """Play launches of a kernel on words of zeros; each wave runs its lines once."""
+def launched(
+    body: str, *, target: str = "gfx942", grid: int = 1, threads: int = 64
+) -> tuple[KernelLaunch, ctypes.Array[ctypes.c_uint32]]:
+    """A launch of a kernel on words of zeros, and the words that it may change."""
     text = text_of(body, target=target, threads=threads, waits=False)
     kernel, _ = linked_kernel(text, "small")
     words = [aligned(4 * 1024), aligned(2 * 1024)]
     memories = [LaunchMemory(ctypes.addressof(one), ctypes.sizeof(one)) for one in words]
-    found = played(
-        Emulator(compiled_machine(target), matrix_cycles(target)),
-        kernel,
-        catalogue.load()[DEVICES[target]],
-        wave_instructions=FRAME + len(body.splitlines()),
+    return KernelLaunch(
+        kernel=kernel,
         grid=(grid, 1, 1),
         threads=threads,
         shared_bytes=0,
         values=[("*i32", one.address) for one in memories],
         memories=memories,
-    )
+    ), words[1]
+
+
+def play(body: str, *, target: str = "gfx942", **given: int) -> Played:
+    """Play launches of a kernel; each wave runs its lines once."""
+    launch, words = launched(body, target=target, **given)
+    device = catalogue.load()[DEVICES[target]]
+    instructions = FRAME + len(body.splitlines())
+    found = played(Emulator(compiled_machine(target)), launch, device, instructions)
     assert found is not None
-    assert not any(words[1])  # nothing was stored
+    assert not any(words)  # nothing was stored
     return found
 
 
@@ -121,7 +127,24 @@ def test_other_targets_play_too(target: str) -> None:
 
 
 def test_a_prediction_never_stands_without_its_interval() -> None:
-    said = clock_words(prediction("MI300X", 1e-5))
-    assert said.count("\u00b5s") == 3
-    low, high = clock.SPAN
+    said = prediction("MI300X", 1e-5).words
+    assert said == "10.0 \u00b5s (4.00 to 50.0)"
+    low, high = SPAN
     assert low < 1 < high
+
+
+def test_launches_with_equal_counts_are_played_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulator = Emulator(compiled_machine("gfx942"))
+    clock, plays = LaunchClock(emulator), []
+    run, (one, _) = emulator.play, launched(ADDS)
+    monkeypatch.setattr(emulator, "play", lambda *given: (plays.append(1), run(*given)))
+    for grid, expected in ((1, 1), (1, 1), (2, 2)):
+        launch = replace(one, grid=(grid, 1, 1))
+        time_s = clock.predicted_s(launch, emulator.run(launch), grid)
+        assert time_s is not None and time_s > 0 and len(plays) == expected
+
+
+def test_a_sum_of_predictions_needs_all_of_them() -> None:
+    one = prediction("MI300X", 1e-5)
+    assert total_time([one, one]) == prediction("MI300X", 2e-5)
+    assert total_time([one, None]) is None and total_time([]) is None

@@ -8,7 +8,7 @@ import pytest
 from small_assembly import aligned, emulator, run, text_of
 
 from ratchet.amd.emulator.decode import decode
-from ratchet.amd.emulator.launch import LaunchMemory, assembly, timeline
+from ratchet.amd.emulator.launch import KernelLaunch, LaunchMemory, assembly, timeline
 from ratchet.base.errors import KernelError
 
 
@@ -213,13 +213,13 @@ def test_a_workgroup_may_wait_for_a_later_one() -> None:
     kernel = decode(text_of(WAITS))
     source, target = aligned(192), aligned(128)
     places = [ctypes.addressof(one) for one in (source, target)]
-    counts = emulator("gfx942").run(
-        kernel,
+    launch = KernelLaunch(
+        kernel=kernel,
         grid=(2, 1, 1),
         threads=64,
         shared_bytes=0,
         values=[("*i32", place) for place in places],
         memories=[LaunchMemory(places[0], 768), LaunchMemory(places[1], 512)],
-        limit=10_000_000,
     )
+    counts = emulator("gfx942").run(launch, limit=10_000_000)
     assert list(target[:64]) == [7] * 64 and counts.instructions > 1_000_000

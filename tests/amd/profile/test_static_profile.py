@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import io
 import math
 import subprocess
 import sys
@@ -12,16 +13,19 @@ from typing import Any
 
 import pytest
 import static_kernels as given
+from rich.console import Console
 
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.compile import tools
-from ratchet.amd.profile import inspect_kernel
+from ratchet.amd.profile import inspect_kernel, inspection_report
 from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
+from ratchet.base.show.terminal import print_report
 from ratchet.judge.kernels.kernel import TARGETS, Kernel
 from ratchet.judge.sandbox import isolation
 from ratchet.judge.sandbox.rocm import find_tool
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
+from ratchet.judge.verdict import PredictedTime
 
 needs_sandbox = pytest.mark.skipif(
     why_no_kernels() is not None,
@@ -52,6 +56,19 @@ def only(found: dict[str, Any], target: str) -> dict[str, Any]:
     assert found["targets"][target]["error"] is None
     (kept,) = [one for one in found["targets"][target]["kernels"] if one["launches"]]
     return kept  # type: ignore[no-any-return]
+
+
+@needs_triton
+def test_a_prediction_stands_beside_the_bound_of_its_device() -> None:
+    kernel = given.triton_kernel("add", given.KERNELS["add"])
+    found = inspect_kernel(kernel, given.problem("add"), ["gfx942"], predicts=True)
+    bounds = {one["device"]: one for one in found["targets"]["gfx942"]["bounds"]}
+    time = bounds["MI300X"]["predicted"]
+    assert time["device"] == "MI300X" and time["low_s"] < time["time_s"] < time["high_s"]
+    assert "predicted" not in bounds["MI300A"]
+    said = io.StringIO()
+    print_report(inspection_report(found), Console(file=said, width=100, markup=False))
+    assert PredictedTime(**time).words in said.getvalue()
 
 
 @needs_triton

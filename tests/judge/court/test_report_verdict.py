@@ -173,6 +173,7 @@ def emulated_case(**changes: Any) -> dict[str, Any]:
     bound = {"device": "MI300X", "time_s": 4e-6, **parts}
     case = {"case": "ci", "target": "gfx942", "kernels": [kernel], "bounds": [bound]}
     case |= {"reference_bounds": [bound | {"time_s": 1e-5}], "estimated_speedup": 2.5}
+    case["predicted"] = {"device": "MI300X", "time_s": 7e-6, "low_s": 3e-6, "high_s": 3e-5}
     return case | changes
 
 
@@ -200,6 +201,7 @@ def test_an_estimate_stands_apart_from_what_was_measured(why: str) -> None:
     out, file = console()
     print_report(verdict_report(judged_of(make_judged(**changes))), out)
     said = " ".join(file.getvalue().split())
+    assert "predicted" in said and "7.00 µs (3.00 to 30.0)" in said
     assert "nothing was timed, or the times" in said and "of lower bounds, not timed" in said
     assert ("no estimate: Inductor" in said) == bool(why)
 

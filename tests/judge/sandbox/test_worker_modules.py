@@ -149,6 +149,12 @@ def test_nothing_that_tells_what_is_right_is_on_a_list(worker: str) -> None:
         assert place.startswith("ratchet/")
 
 
+def test_a_worker_of_the_emulator_has_the_tables_of_devices() -> None:
+    held = files_of("ratchet.amd.emulator.tune_worker")
+    tables = ("hardware.csv", "mfma.csv")
+    assert {f"ratchet/base/devices/data/{one}" for one in tables} <= set(held)
+
+
 def test_an_installation_from_before_a_pull_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ratchet.judge.sandbox.view.entry_points", lambda group: [])
     with pytest.raises(JudgeError, match="install it again"):

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from commands_guard import mistake
 
+from ratchet.amd.emulator.estimates import prediction
+from ratchet.amd.profile.sampled import SampledCall
 from ratchet.cli import main
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
+from ratchet.judge.problems.case import Case
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.terms import JudgedKernel, Terms
 from ratchet.judge.verdict import EmulatedBound, EmulatedCase, Verdict
@@ -48,7 +51,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Kernel, Problem, Terms]
 
     monkeypatch.setattr(Court, "judge", judge)
     monkeypatch.setattr(dry_run, "write_all", written)
+    monkeypatch.setattr(dry_run, "Sampler", MadeUpSampler)
     return found
+
+
+class MadeUpSampler:
+    """Every call takes a microsecond, but that of RMS norms."""
+
+    device = "AMD Instinct MI300X"
+
+    def __init__(self, *given: object) -> None:
+        assert given[0] == "gfx942"
+
+    def call(self, kernel: Kernel, problem: Problem, case: Case) -> SampledCall:
+        assert case.timed and case in problem.cases
+        if kernel.entry.startswith("rms_norm"):
+            return SampledCall(dropped="it spills")
+        return SampledCall(predicted=prediction("MI300X", 1e-6))
+
+    def close(self) -> None:
+        pass
 
 
 def written(title: str, asked: Any, request: WritingRequest, **more: Any) -> Any:
@@ -105,6 +127,14 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     assert rows["rope_forward"]["device"] == "MI300X"
     assert rows["rope_forward"]["emulated_bound_s"] == 2e-6
     assert rows["attention_forward"]["calls"] == 2  # one a layer
+    assert rows["attention_forward"]["step_predicted"]["time_s"] == pytest.approx(2e-6)
+    assert rows["rope_backward"]["step_predicted"] is None  # it is wrong
+    step = document["predicted_step"]
+    assert step["products"]["time_s"] > 0 and 0.9 < step["covered"] <= 1
+    parts = (step["products"]["time_s"], step["kernels"]["time_s"])
+    assert step["predicted"]["time_s"] == pytest.approx(sum(parts))
+    assert "rms_norm_forward: it spills" in step["left_out"]
+    assert "rope_backward: case timed: off" in step["left_out"]
     assert all(kernel.language == "triton" for kernel, _, _ in asked)
     assert {terms.target for _, _, terms in asked} == {"gfx942"}
     (rope,) = (problem for kernel, problem, _ in asked if kernel.entry == "rope_forward")

@@ -15,12 +15,14 @@ from ratchet.base.devices import DeviceReport, Paper, device_report
 from ratchet.base.devices.probe import fingerprint, probe
 from ratchet.base.show.model import grid
 from ratchet.base.show.terminal import FittedTable, make_console, print_report
+from ratchet.judge.verdict import PredictedTime
 from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers.base import Lever
 from ratchet.train.recipe.facts import StepFacts
 from ratchet.train.turn.comparisons import TurnProgress
-from ratchet.train.turn.dry_run import DryRun, TargetKernel, TargetSite
+from ratchet.train.turn.dry_run import DryRun
 from ratchet.train.turn.optimize_result import Change
+from ratchet.train.turn.predicted_step import PredictedStep, TargetKernel, TargetSite
 from ratchet.train.turn.show import dry_run_report, optimize_report
 from ratchet.train.workloads.bench import BenchResult, bench_report
 from ratchet.train.workloads.config import StepConfig
@@ -214,7 +216,10 @@ def test_the_plan_says_what_would_and_would_not_be_tried() -> None:
 
 def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
     console, file = _console()
-    called = TargetSite(shapes={"x": (64, 8)}, calls=2, bound_s=1e-6, bound_by="memory")
+    time = PredictedTime(device="MI300X", time_s=2e-6, low_s=8e-7, high_s=1e-5)
+    called = TargetSite(
+        shapes={"x": (64, 8)}, calls=1, bound_s=2e-6, bound_by="memory", predicted=time
+    )
     unbounded = TargetSite(shapes={"x": (64, 8)}, calls=2)
     about = {"library": "rope", "device": "MI300X"}
     right = TargetKernel(
@@ -240,6 +245,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
         arithmetic="bf16_master",
         sites=(site, replace(site, pattern="adamw", kernel="adamw", shapes=MANY)),
         kernels=(right, wrong),
+        predicted=PredictedStep(kernels=time, products=None, covered=0.25, left_out=("the host",)),
     )
     print_report(dry_run_report(plan), console)
     said = " ".join(file.getvalue().split())
@@ -247,8 +253,10 @@ def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
     assert "on MI300X, in bf16_master" in said
     assert "rope 2 bf16 x [64, 8]" in said and "adamw 2 9 tensors, 9.0 M elements" in said
     assert "Kernels on gfx942" in said and "Nothing is timed" in said
-    assert "rope_forward 2 2.00 µs memory correct" in said
-    assert "rope_backward 2 - - wrong" in said and "rope_backward: case timed: off" in said
+    assert "rope_forward 1 2.00 µs memory 2.00 µs (0.80 to 10.0) correct" in said
+    assert "Predicted, not measured: 2.00 µs (0.80 to 10.0) of a step, 25% of its" in said
+    assert "Not in it: the host." in said
+    assert "rope_backward 2 - - - wrong" in said and "rope_backward: case timed: off" in said
 
 
 def test_a_plan_without_call_sites_says_so() -> None:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ratchet.amd.emulator.estimates import prediction
 from ratchet.base.devices import catalogue
 from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.references import LeastWork, least_work
+from ratchet.scale.plan.time import products_s
 from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.turn.arm import make_shapes_arm
 from ratchet.train.turn.dry_run import (
-    TargetSite,
     at_batch,
     bounded,
     device_of,
     region_site,
     sites_of_entries,
+)
+from ratchet.train.turn.predicted_step import (
+    TargetKernel,
+    TargetSite,
+    predicted_step,
     whole_bound_s,
 )
+from ratchet.train.workloads.fake import StepProduct
 from ratchet.train.workloads.load import load_shapes
 
 MI300X = catalogue.load()["MI300X"]
@@ -46,13 +55,14 @@ def test_a_norm_with_a_residual_has_calls_of_its_own() -> None:
     calls = sites_of_entries(
         [site("rms_norm", "rms_norm"), site("rms_norm", "add_rms_norm", 12)], MI300X
     )
-    assert {name: [one.calls for one in found] for name, found in calls.items()} == {
+    assert {name: [one.calls for one, _ in found] for name, found in calls.items()} == {
         "rms_norm_forward": [1],
         "rms_norm_backward": [1],
         "add_rms_norm_forward": [12],
         "add_rms_norm_backward": [12],
     }
-    (forward,) = calls["add_rms_norm_forward"]
+    ((forward, asked),) = calls["add_rms_norm_forward"]
+    assert next(one for one in asked.cases if one.timed).inputs[0].shape == (64 * 512, 512)
     elements = 64 * 512 * 512
     assert forward.size_bytes == 4 * 2 * elements + 2 * 512
     assert forward.bound_by == "memory"
@@ -62,18 +72,18 @@ def test_a_norm_with_a_residual_has_calls_of_its_own() -> None:
 @pytest.mark.parametrize(("causal", "share"), [(False, 1.0), (True, 513 / 1024)])
 def test_a_mask_hides_half_of_the_products(causal: bool, share: float) -> None:
     calls = sites_of_entries([attention(causal=causal)], MI300X)
-    (forward,) = calls["attention_forward"]
+    ((forward, _),) = calls["attention_forward"]
     assert forward.flops == pytest.approx(4 * 64 * 8 * 512 * 512 * 64 * share)
-    assert calls["attention_backward"][0].flops == pytest.approx(2.5 * forward.flops)
+    assert calls["attention_backward"][0][0].flops == pytest.approx(2.5 * forward.flops)
 
 
 def test_an_update_moves_all_parameters_though_a_verdict_is_at_a_few() -> None:
     shapes = {f"layer {place}": (100 + place, 10) for place in range(20)}
     calls = sites_of_entries([site("adamw", "adamw", shapes=shapes)], MI300X)
     elements = sum(rows * columns for rows, columns in shapes.values())
-    (step,) = calls["adamw_step"]
+    ((step, _),) = calls["adamw_step"]
     assert step.size_bytes == 4 * (4 + 4) * elements  # a gradient is written, too: zeros
-    assert calls["gradient_square_sum"][0].size_bytes == 4 * elements + 4
+    assert calls["gradient_square_sum"][0][0].size_bytes == 4 * elements + 4
 
 
 def test_the_bound_is_the_larger_of_bytes_and_products() -> None:
@@ -96,6 +106,58 @@ def test_every_emulated_target_has_a_device_with_figures(target: str) -> None:
     work = LeastWork(flops=1e9, size_bytes=10**6, dtype="bf16")
     device = device_of(target)
     assert device is not None and bounded(TargetSite(shapes={}, calls=1), work, device).bound_s
+
+
+def kernel(entry: str, status: str, *sites: TargetSite, library: str = "attention") -> TargetKernel:
+    return TargetKernel(library=library, entry=entry, sites=sites, status=status, reason="why")
+
+
+def test_a_predicted_step_adds_kernels_and_products_and_tells_the_rest() -> None:
+    asked: list[list[StepProduct]] = []
+
+    def planned(device: str, products: Sequence[StepProduct]) -> float | None:
+        asked.append([*products])
+        return 2e-3
+
+    head = StepProduct(rows=1024, columns=32000, inner=64, count=1)
+    body = StepProduct(rows=1024, columns=64, inner=64, count=3)
+    flops = 2.0 * 1024 * 64 * (32000 + 3 * 64)
+    played = prediction("MI300X", 1e-3)
+    forward = TargetSite(shapes={}, calls=2, flops=flops / 2, predicted=played)
+    words = TargetSite(shapes={"weight": (32000, 64)}, calls=1, predicted=played)
+    silent = TargetSite(shapes={}, calls=1, flops=flops, no_prediction="it spills")
+    rows = (
+        kernel("attention_forward", "correct", forward),
+        kernel("attention_backward", "correct", silent),
+        kernel("linear_cross_entropy", "correct", words, library="linear_cross_entropy"),
+        kernel("rope_forward", "wrong", silent, library="rope"),
+        kernel("a region", "correct", library="region"),
+    )
+    about = {"device": "MI300X", "precision": "bf16_master"}
+    found = predicted_step(rows, [head, body], planned, **about)
+    assert asked == [[body]]  # the head's product is the kernel's
+    assert found.kernels is not None and found.kernels.time_s == pytest.approx(3e-3)
+    assert found.products is not None and found.products.time_s == 2e-3
+    whole = found.predicted
+    assert whole is not None and whole.time_s == pytest.approx(5e-3)
+    assert whole.low_s == pytest.approx(found.kernels.low_s + found.products.low_s)
+    assert found.covered == pytest.approx(2 / 3)  # the backward attention is not in it
+    assert found.left_out[:2] == ("attention_backward: it spills", "rope_forward: it spills")
+    assert "regions" in found.left_out[2] and "the host" in found.left_out[-1]
+
+    alone = predicted_step(rows[3:], [body], planned, **about | {"precision": "fp32"})
+    assert alone.predicted is None and "no rate for fp32" in " ".join(alone.left_out)
+
+
+def test_a_step_s_products_are_those_of_its_trace() -> None:
+    found = make_shapes_arm(workload="llama-tiny", options={"batch_size": 2}).products()
+    products = msgspec.convert(found, list[StepProduct])
+    facts = make_shapes_arm(workload="llama-tiny", options={"batch_size": 2}).workload()
+    flops = sum(2 * one.rows * one.columns * one.inner * one.count for one in products)
+    assert 0.5 * facts["flops_per_step"] < flops <= facts["flops_per_step"]
+    seconds = products_s("MI300X", products)
+    assert seconds is not None and seconds > flops / BF16_PER_S
+    assert products_s("RX 9070 XT", products) is None  # the planner knows no links of it
 
 
 def scaled(x: torch.Tensor, _: object) -> tuple[torch.Tensor, ...]:

@@ -86,7 +86,7 @@ class ProfileWorker:
 
         case = msgspec.convert(message["case"], Case)
         form = msgspec.convert(message["model"], ModelForm | None)
-        drawn = _inputs(case, form, message["text"], values=values)
+        drawn = inputs_of(case, form, message["text"], values=values)
         with torch_cuda.pretended_device(architecture, message["units"], values=values):
             inputs = torch_cuda.moved(drawn, values=values)
             entry = _load(Kernel.from_json(message["kernel"]), is_model=form is not None)
@@ -141,7 +141,7 @@ def _load(kernel: Kernel, *, is_model: bool) -> Callable[..., object]:
     return entry
 
 
-def _inputs(case: Case, form: ModelForm | None, text: str, *, values: bool) -> list[Tensor]:
+def inputs_of(case: Case, form: ModelForm | None, text: str, *, values: bool) -> list[Tensor]:
     """Return the inputs of a case; without values they take no memory.
 
     `text` is the file of a model, which draws its inputs.

@@ -12,6 +12,7 @@ Rates are in `architectures.RATES`, each with its source.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import re
@@ -22,19 +23,17 @@ from typing import Any, Final
 from ratchet.amd.architectures import ARCHITECTURES, RATES, Rates, occupancy
 from ratchet.amd.compile.assembly import MATRIX
 from ratchet.amd.emulator.decode import DecodedKernel
-from ratchet.amd.emulator.launch import ISSUE_CYCLES, Emulator
+from ratchet.amd.emulator.estimates import largest_device, matrix_cycles
+from ratchet.amd.emulator.launch import ISSUE_CYCLES, Emulator, KernelLaunch, LaunchCounts
 from ratchet.amd.emulator.source import numbers
 from ratchet.base.devices.catalogue import CatalogueDevice
-from ratchet.base.show.words import show_time
+from ratchet.base.errors import KernelError
 
 BUDGET: Final = 1_500_000
 """Instructions of waves that are noted, at most."""
 LEAST_ROOM: Final = 2_000  # instructions of a wave that are noted, if it has so many
 FEW_ROUNDS: Final = 4
 ROUNDS, LEAST_UNITS = 3, 4  # of whole waves that are played, and the units that they need
-SPAN: Final = (0.4, 5.0)
-"""Factors of the interval: at least four of five published times of each space that it was taken
-from lie in it (benchmarks/amd/amd_clock.py; docs/reference/emulator.md)."""
 RECORD_BYTES: Final = 112  # of an `Instruction` in machine.hpp
 SALU, VALU, PRODUCT, LOAD, STORE, LDS, SMEM, WAIT, BARRIER, FREE = range(10)
 """Units, as in machine.hpp."""
@@ -104,27 +103,29 @@ class Played:
     workgroups: int  # that were played
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PredictedTime:
-    """A time that the clock predicted, with its interval; never measured."""
+class LaunchClock:
+    """Predicts the times of launches on the largest device of their target, equal ones once."""
 
-    device: str
-    time_s: float
-    low_s: float
-    high_s: float
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
+        self._known: dict[object, tuple[DecodedKernel, float | None]] = {}
 
+    def predicted_s(self, launch: KernelLaunch, counts: LaunchCounts, ran: int) -> float | None:
+        """Return the time of a launch of which `ran` workgroups were counted; None without one.
 
-def clock_words(time: PredictedTime | None) -> str:
-    """Return a predicted time with its interval; "none" if there is none."""
-    if time is None:
-        return "none"
-    return f"{show_time(time.time_s)} ({show_time(time.low_s)} to {show_time(time.high_s)})"
-
-
-def prediction(device: str, time_s: float) -> PredictedTime:
-    """Return a time with its interval."""
-    low, high = SPAN
-    return PredictedTime(device=device, time_s=time_s, low_s=low * time_s, high_s=high * time_s)
+        Launches of a kernel with equal grids and counts have one time. Workgroups that wait for
+        each other have none.
+        """
+        kernel = launch.kernel
+        counted = (counts.instructions, counts.lines_64, counts.lds_conflicts)
+        key = (id(kernel), launch.grid, launch.threads, launch.shared_bytes, counted)
+        known = self._known.get(key)
+        if known is None:
+            instructions, found = counts.instructions / ran / launch.waves, None
+            with contextlib.suppress(KernelError):
+                found = played(self._emulator, launch, largest_device(kernel.target), instructions)
+            known = self._known[key] = (kernel, None if found is None else found.time_s)
+        return known[1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,7 +160,8 @@ def unit_of(name: str, operation: int) -> int:
     return STORE if "store" in name else LOAD
 
 
-def _records(kernel: DecodedKernel, cycles: Mapping[str, int]) -> _Records:
+def _records(kernel: DecodedKernel) -> _Records:
+    cycles: Mapping[str, int] = matrix_cycles(kernel.target)
     issue = ISSUE_CYCLES[kernel.lanes]
     rates = RATES[kernel.target]
     units, cost, latency, results, place = bytearray(), [], [], bytearray(), []
@@ -207,26 +209,18 @@ def _vector(name: str, rates: Rates, issue: int) -> tuple[int, int]:
 
 
 def played(
-    emulator: Emulator,
-    kernel: DecodedKernel,
-    device: CatalogueDevice,
-    *,
-    wave_instructions: float,
-    grid: Sequence[int],
-    threads: int,
-    shared_bytes: int,
-    **launch: Any,
+    emulator: Emulator, launch: KernelLaunch, device: CatalogueDevice, wave_instructions: float
 ) -> Played | None:
     """Return a launch's time on a device; None if the catalogue lacks one of its numbers.
 
-    `wave_instructions` are those of a whole wave, on average. The rest is as `Emulator.run`'s.
+    `wave_instructions` are those of a whole wave, on average.
     """
+    kernel, waves, lds = launch.kernel, launch.waves, launch.lds_bytes
     rates, architecture = RATES[kernel.target], ARCHITECTURES[kernel.target]
     engine, bandwidth = device.number("max_engine_clock"), device.memory_bytes_per_s()
     if not (device.units and engine and bandwidth):
         return None
     hertz = engine * 1e9
-    waves = -(-threads // kernel.lanes)
     whole = kernel.lanes == 64 or bool(kernel.directives.get("workgroup_processor_mode", 0))
     units = int(device.units) if kernel.lanes == 64 or not whole else int(device.units) // 2
     simds = 4 if whole else 2
@@ -234,18 +228,17 @@ def played(
     held = occupancy(
         architecture,
         vgprs=max(1, kernel.vgprs),
-        lds_bytes=max(kernel.lds_bytes, shared_bytes),
+        lds_bytes=lds,
         workgroup_waves=waves,
     )
     resident = max(1, held.waves_per_simd * simds // waves)
-    lds = max(kernel.lds_bytes, shared_bytes)
     if lds:
         room = architecture.lds_bytes_per_unit * simds // architecture.simds_per_unit
         resident = max(1, min(resident, room // lds))
     dies = int(device.number("xcds") or 1)
     units = max(1, units // dies)
-    share = math.ceil(math.prod(grid) / dies)  # workgroups of one die
-    records = _records(kernel, emulator.matrix_cycles)
+    share = math.ceil(launch.workgroups / dies)  # workgroups of one die
+    records = _records(kernel)
 
     def play(per_unit: int, groups: int, cut: int, some: int) -> _Clock:
         part = some / units
@@ -272,9 +265,7 @@ def played(
             lds_bytes_per_cycle=rates.lds_bytes_per_cycle, compute_units=some, simds=simds,
             resident=per_unit, issue=ISSUE_CYCLES[kernel.lanes], room=cut, stride=dies,
         )  # fmt: skip
-        emulator.play(
-            kernel, clock, groups, grid=grid, threads=threads, shared_bytes=shared_bytes, **launch
-        )
+        emulator.play(launch, clock, groups)
         return clock
 
     length = min(wave_instructions, LEAST_ROOM)

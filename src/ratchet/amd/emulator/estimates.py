@@ -21,8 +21,9 @@ Share Operations").
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -37,16 +38,21 @@ from ratchet.judge.verdict import (
     EmulatedKernel,
     EmulatedLine,
     EmulatedTimeline,
+    PredictedTime,
 )
 
 CYCLES: Final = {"cdna": 4, "rdna": 1}
 UNITS_PER_PROGRAM: Final = {"cdna": 1, "rdna": 2}  # compute units whose LDS one program can use
 LDS_BYTES_PER_CYCLE: Final = 128
 SHOWN_SHARE, SHOWN_OFF = 0.01, 0.2
+SPAN: Final = (0.4, 5.0)
+"""Factors of a predicted time's interval: at least four of five published times of each space that
+it was taken from lie in it (benchmarks/amd/amd_clock.py; docs/reference/emulator.md)."""
 DUAL: Final = "v_dual_"
 """Prefix of each of the two operations of one instruction, counted under their own names."""
 
 
+@functools.cache
 def matrix_cycles(target: str) -> dict[str, int]:
     """Return the cycles of a target's matrix instructions, of the slowest type of each."""
     names = {row.name for row in matrix.load() if row.gfx == target}
@@ -85,10 +91,26 @@ def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> Emula
         target=target,
         kernels=list(kernels),
         bounds=[bound for one in devices if (bound := bound_on(one, target, kernels))],
+        predicted=total_time([one.predicted for one in kernels]),
         no_estimate=unknown,
     )
 
 
+def prediction(device: str, time_s: float) -> PredictedTime:
+    """Return a time with its interval."""
+    low, high = SPAN
+    return PredictedTime(device=device, time_s=time_s, low_s=low * time_s, high_s=high * time_s)
+
+
+def total_time(times: Sequence[PredictedTime | None]) -> PredictedTime | None:
+    """Return the sum of times on one device; None if one is unknown or there is none."""
+    known = [one for one in times if one is not None]
+    if not known or len(known) < len(times):
+        return None
+    return prediction(known[0].device, sum(one.time_s for one in known))
+
+
+@functools.cache
 def _devices(target: str) -> list[CatalogueDevice]:
     """Return the devices of a target, the largest first."""
     found = catalogue.load().of_target(target)
@@ -156,7 +178,8 @@ def words(case: EmulatedCase) -> str:
     parts = {"memory": one.memory_s, "matrix": one.matrix_s, "vector": one.vector_s}
     parts["LDS"] = one.lds_s
     listed = ", ".join(f"{name} {time_s * 1e6:.3g}" for name, time_s in parts.items())
-    return f"at least {one.time_s * 1e6:.3g} us on {one.device} ({listed}); {said}"
+    time = f"predicted {case.predicted.words}, not measured; " if case.predicted else ""
+    return f"at least {one.time_s * 1e6:.3g} us on {one.device} ({listed}); {time}{said}"
 
 
 # What a process reports of an emulated kernel is read without trusting it.
@@ -212,6 +235,7 @@ class _Told(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lds_bytes: Count
     lds_conflicts: Count
     by_place: dict[str, _ToldPlace]
+    predicted_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
     shown: _ToldShown | None = None
 
 
@@ -232,6 +256,7 @@ def read_told(told: object, target: str, *, shown: bool = True) -> list[Emulated
 
 
 def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> EmulatedKernel:
+    time_s = told.predicted_s
     lanes, mixed = ARCHITECTURES[target].wavefront_size, told.by_mnemonic
     vector, dual, products = _vector_work(mixed)
     found = EmulatedKernel(
@@ -249,6 +274,7 @@ def _kernel(name: str, told: _Told, target: str, shown: _ToldShown | None) -> Em
         lines_64=told.lines_64,
         lds_bytes=told.lds_bytes,
         lds_conflicts=told.lds_conflicts,
+        predicted=None if time_s is None else prediction(largest_device(target).name, time_s),
         lines=_lines(told, target, shown.assembly if shown else {}),
     )
     return msgspec.structs.replace(found, **_resources(shown, target)) if shown else found

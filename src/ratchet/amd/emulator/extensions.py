@@ -409,12 +409,11 @@ def load_extension(
     source: str,
     entry: str,
     target: str,
-    matrix_cycles: Mapping[str, int] | None = None,
     device: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
     """Return an extension's function as f(*tensors, scalars), from its one source file."""
     text, carried = split_files(source)
-    extensions = _extensions(target, matrix_cycles, device, carried)
+    extensions = _extensions(target, device, carried)
     module = extensions.load("extension", {os.path.join(carried.place, "kernel.cu"): text})
     function = getattr(module, entry, None)
     if function is None:
@@ -433,20 +432,18 @@ def load_with_extensions(
     source: str,
     entry: str,
     target: str,
-    matrix_cycles: Mapping[str, int] | None = None,
     device: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
     """Return the entry of a Python source that may build extensions and launch Triton kernels."""
     _, carried = split_files(source)
-    _extensions(target, matrix_cycles, device, carried).install()
-    return load_emulated(source, entry, target, matrix_cycles=matrix_cycles, device=device)
+    _extensions(target, device, carried).install()
+    return load_emulated(source, entry, target, device=device)
 
 
 def _extensions(
     target: str,
-    matrix_cycles: Mapping[str, int] | None,
     device: Mapping[str, object] | None,
     carried: CarriedFiles,
 ) -> EmulatedExtensions:
-    emulator = Emulator(Path(os.environ[EMULATOR]), matrix_cycles)
+    emulator = Emulator(Path(os.environ[EMULATOR]))
     return EmulatedExtensions(emulator, PretendedDevice.of(target, device or {}), carried)

@@ -36,14 +36,12 @@ class HipProgram:
         host: bytes,
         entry: str,
         emulator: Path,
-        matrix_cycles: Mapping[str, int] | None = None,
         device: Mapping[str, object] | None = None,
     ) -> None:
         """`emulator` is the compiled machine; `device` is what `PretendedDevice.of` takes."""
         self._memory = GpuMemory()
         told = PretendedDevice.of(target_of(assembly), device or {})
-        machine = Emulator(emulator, matrix_cycles)
-        self._runtime = HipRuntime([assembly], machine, self._memory, told)
+        self._runtime = HipRuntime([assembly], Emulator(emulator), self._memory, told)
         handle = os.memfd_create("host")
         os.write(handle, host)
         library = ctypes.CDLL(f"/proc/self/fd/{handle}")
@@ -112,7 +110,6 @@ def load_hip(
     assembly: str,
     host: str,
     entry: str,
-    matrix_cycles: Mapping[str, int] | None = None,
     device: Mapping[str, object] | None = None,
 ) -> HipProgram:
     """Return the entry of a compiled HIP source; raises KernelError if there is none.
@@ -120,4 +117,4 @@ def load_hip(
     `device` is what `PretendedDevice.of` takes.
     """
     emulator = Path(os.environ[EMULATOR])
-    return HipProgram(assembly, base64.b64decode(host), entry, emulator, matrix_cycles, device)
+    return HipProgram(assembly, base64.b64decode(host), entry, emulator, device)

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ratchet.amd.architectures import PretendedDevice
+from ratchet.amd.emulator.clock import LaunchClock
 from ratchet.amd.emulator.decode import DecodedKernel, decode
 from ratchet.amd.emulator.hip_products import Product
 from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, Emulator, LaunchMemory
@@ -293,7 +294,7 @@ class HipRuntime:
         memory: GpuMemory,
         device: PretendedDevice,
     ) -> None:
-        self.emulator = emulator
+        self.emulator, self.clock = emulator, LaunchClock(emulator)
         self.told = self.memory = memory  # a launch may touch all of it
         self.element_bytes = 1
         """Bytes of the smallest output's element, to count the elements that launches store."""
@@ -409,6 +410,7 @@ class HipRuntime:
                 sides=(wide, high),
                 file=self.file,
                 limit=self.limit,
+                clock=self.clock,
             )
             try:
                 self.launched(launcher.run(*grid, *[None] * 6, *values))

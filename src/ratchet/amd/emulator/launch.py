@@ -7,7 +7,7 @@ import linecache
 import math
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -15,6 +15,7 @@ from typing import Final, Literal
 from ratchet.amd.architectures import ARCHITECTURES
 from ratchet.amd.emulator import waits
 from ratchet.amd.emulator.decode import DecodedKernel, KernelArgument
+from ratchet.amd.emulator.estimates import matrix_cycles
 from ratchet.base.errors import KernelError
 
 INSTRUCTION_LIMIT: Final = 2_000_000_000  # most wave instructions of one launch
@@ -50,6 +51,34 @@ class LaunchMemory:
 
 LaunchValue = tuple[str, int | float | bool | bytes]
 """An argument: Triton's type of it, and a pointer or a number."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelLaunch:
+    """A launch of a kernel on memory of this process."""
+
+    kernel: DecodedKernel
+    grid: tuple[int, int, int]  # workgroups
+    threads: int
+    shared_bytes: int
+    values: Sequence[LaunchValue]
+    memories: Sequence[LaunchMemory]
+    sides: tuple[int, int] | None = None
+    """A block's threads along x and y, if it has several dimensions."""
+
+    @property
+    def workgroups(self) -> int:
+        return math.prod(self.grid)
+
+    @property
+    def waves(self) -> int:
+        """The waves of a workgroup."""
+        return -(-self.threads // self.kernel.lanes)
+
+    @property
+    def lds_bytes(self) -> int:
+        """The LDS bytes of a workgroup."""
+        return max(self.kernel.lds_bytes, self.shared_bytes)
 
 
 WaveRuns = bytes  # a name of its own, since a field below is called `bytes`
@@ -154,96 +183,61 @@ def sampling_step(grid: Sequence[int], sample: int) -> int:
 class Emulator:
     """The compiled machine."""
 
-    def __init__(self, library: Path, matrix_cycles: Mapping[str, int] | None = None) -> None:
-        """`matrix_cycles` are the cycles of matrix instructions, by mnemonic."""
+    def __init__(self, library: Path) -> None:
         machine = ctypes.CDLL(str(library))
         self._lanes = ctypes.c_int.in_dll(machine, "ratchet_lanes").value
-        self.matrix_cycles = matrix_cycles or {}
         self._cycles: dict[int, tuple[DecodedKernel, ctypes.Array[ctypes.c_uint32]]] = {}
         self._run, self._play = machine.ratchet_emulate, machine.ratchet_play
         self._run.restype = self._play.restype = ctypes.c_int
 
     def run(
         self,
-        kernel: DecodedKernel,
+        given: KernelLaunch,
         *,
-        grid: Sequence[int],
-        threads: int,
-        shared_bytes: int,
-        values: Sequence[LaunchValue],
-        memories: Sequence[LaunchMemory],
         limit: int = INSTRUCTION_LIMIT,
         backwards: bool = False,
         races_pass: bool = False,
-        sides: tuple[int, int] | None = None,
         step: int = 1,
     ) -> LaunchCounts:
         """Execute every `step`th workgroup; raises KernelError with the source line of a fault.
 
         The waves of a workgroup run in turn from barrier to barrier, or the last first if
         `backwards`: a right kernel gives the same result. With `races_pass`, races in LDS are no
-        faults. `sides` are a block's threads along x and y, if it has several dimensions.
+        faults.
         """
-        launch, kept = self._prepared(
-            kernel, grid=grid, threads=threads, shared_bytes=shared_bytes, values=values,
-            memories=memories, limit=limit, sides=sides, races_pass=races_pass,
-        )  # fmt: skip
+        launch, kept = self._prepared(given, limit=limit, races_pass=races_pass)
         launch.backwards, launch.step = backwards, step
-        _started(kernel, launch, self._run, ctypes.byref(launch))
-        return _counted(kernel, launch, kept)
+        _started(given.kernel, launch, self._run, ctypes.byref(launch))
+        return _counted(given.kernel, launch, kept)
 
-    def play(
-        self,
-        kernel: DecodedKernel,
-        clock: ctypes.Structure,
-        samples: int,
-        *,
-        grid: Sequence[int],
-        threads: int,
-        shared_bytes: int,
-        values: Sequence[LaunchValue],
-        memories: Sequence[LaunchMemory],
-        sides: tuple[int, int] | None = None,
-    ) -> None:
+    def play(self, given: KernelLaunch, clock: ctypes.Structure, samples: int) -> None:
         """Execute workgroups of one die without their products, and play them by a `Clock`.
 
         Memory stays as it is.
         """
-        launch, kept = self._prepared(
-            kernel, grid=grid, threads=threads, shared_bytes=shared_bytes, values=values,
-            memories=memories, limit=INSTRUCTION_LIMIT, sides=sides, races_pass=True,
-        )  # fmt: skip
+        launch, kept = self._prepared(given, limit=INSTRUCTION_LIMIT, races_pass=True)
         count = ctypes.c_uint64(samples)
-        _started(kernel, launch, self._play, ctypes.byref(launch), ctypes.byref(clock), count)
+        _started(given.kernel, launch, self._play, ctypes.byref(launch), ctypes.byref(clock), count)
         del kept
 
     def _prepared(
-        self,
-        kernel: DecodedKernel,
-        *,
-        grid: Sequence[int],
-        threads: int,
-        shared_bytes: int,
-        values: Sequence[LaunchValue],
-        memories: Sequence[LaunchMemory],
-        limit: int,
-        sides: tuple[int, int] | None,
-        races_pass: bool,
+        self, given: KernelLaunch, *, limit: int, races_pass: bool
     ) -> tuple[_MachineLaunch, _Kept]:
         """Return what the machine is given, and the arrays that its pointers lead to."""
+        kernel, threads, waves = given.kernel, given.threads, given.waves
         if kernel.lanes != self._lanes:
             raise KernelError(f"code for {kernel.target} is not emulated beside another target's")
-        lds_bytes = check_launch(kernel, grid, threads, shared_bytes)
-        across = sides or (threads, 1)
+        check_launch(given)
+        across = given.sides or (threads, 1)
         block = (*across, threads // max(1, math.prod(across)))
-        arguments = packed_arguments(kernel, values, grid, block)
+        arguments = packed_arguments(kernel, given.values, given.grid, block)
         buffer = ctypes.create_string_buffer(arguments + bytes(SLACK_BYTES))
         own = LaunchMemory(ctypes.addressof(buffer), len(arguments) + SLACK_BYTES)
         # An atomic operation on the whole word may change 16 bits of it. The other half may lie
         # beside the tensor; GPUs allocate by more than words.
         atomics = ("atomic_cmpswap", "atomic_pk_add")
         whole_words = any(one in name for name in kernel.mnemonics for one in atomics)
-        joined = _joined([*memories, own], whole_words=whole_words)
+        joined = _joined([*given.memories, own], whole_words=whole_words)
         ranges = (_MachineRange * len(joined))(
             *(_MachineRange(one.address, one.size) for one in joined)
         )
@@ -252,7 +246,6 @@ class Emulator:
         length = len(kernel.mnemonics)
         row = ctypes.c_uint64 * length
         counts, lanes, lines_at, conflicts_at = row(), row(), row(), row()
-        waves = -(-threads // kernel.lanes)
         room = MOST_RUNS // waves
         runs = ctypes.create_string_buffer(RUN_BYTES * room * waves)
         noted = (ctypes.c_uint32 * waves)()
@@ -265,9 +258,9 @@ class Emulator:
             kernarg=own.address,
             kernarg_size=len(arguments),
             limit=limit,
-            grid=tuple(grid),
+            grid=given.grid,
             threads=threads,
-            lds_bytes=lds_bytes,
+            lds_bytes=given.lds_bytes,
             scratch_bytes=kernel.scratch_bytes,
             kernarg_sgpr=4 * user.get("user_sgpr_private_segment_buffer", 0),
             preload_sgprs=user.get("user_sgpr_kernarg_preload_length", 0),
@@ -301,7 +294,7 @@ class Emulator:
         """Return the counted cycles for which each record occupies its SIMD."""
         found = self._cycles.get(id(kernel))
         if found is None or found[0] is not kernel:
-            issue, known = ISSUE_CYCLES[kernel.lanes], self.matrix_cycles
+            issue, known = ISSUE_CYCLES[kernel.lanes], matrix_cycles(kernel.target)
             each = [known.get(name, issue) for name in kernel.mnemonics]
             found = self._cycles[id(kernel)] = (kernel, (ctypes.c_uint32 * len(each))(*each))
         return found[1]
@@ -349,27 +342,23 @@ def _counted(kernel: DecodedKernel, launch: _MachineLaunch, kept: _Kept) -> Laun
     )
 
 
-def check_launch(
-    kernel: DecodedKernel, grid: Sequence[int], threads: int, shared_bytes: int
-) -> int:
-    """Return the LDS bytes of a workgroup; raises KernelError if the device refuses the launch."""
-    x, y, z = grid
-    if min(grid) < 1:
+def check_launch(launch: KernelLaunch) -> None:
+    """Raise KernelError if the device refuses the launch."""
+    kernel, (x, y, z) = launch.kernel, launch.grid
+    if min(x, y, z) < 1:
         raise KernelError(f"the kernel {kernel.name} is launched on an empty grid {x} x {y} x {z}")
     if x * y * z > MAX_PROGRAMS:
         raise KernelError(f"a grid of {x} x {y} x {z} is too large to be emulated")
-    if not 1 <= threads <= 1024:
-        raise KernelError(f"a workgroup of {threads} threads cannot be launched")
+    if not 1 <= launch.threads <= 1024:
+        raise KernelError(f"a workgroup of {launch.threads} threads cannot be launched")
     for name in REFUSED:
         if kernel.directives.get(f"user_sgpr_{name}"):
             raise KernelError(f"the kernel asks for {name}, which is not emulated")
-    lds_bytes = max(kernel.lds_bytes, shared_bytes)
     most = ARCHITECTURES[kernel.target].lds_bytes_per_workgroup
-    if lds_bytes > most:
+    if launch.lds_bytes > most:
         raise KernelError(
-            f"the kernel asks for {lds_bytes} bytes of LDS: {kernel.target} has {most}"
+            f"the kernel asks for {launch.lds_bytes} bytes of LDS: {kernel.target} has {most}"
         )
-    return lds_bytes
 
 
 def packed_arguments(

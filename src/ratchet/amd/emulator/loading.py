@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.fake_driver import FakeDriver, assembly_number
 from ratchet.amd.compile.torch_cuda import asked
-from ratchet.amd.emulator.clock import played
+from ratchet.amd.emulator.clock import LaunchClock
 from ratchet.amd.emulator.decode import DecodedKernel
 from ratchet.amd.emulator.launch import (
     INSTRUCTION_LIMIT,
     NOT_EMULATED,
     Emulator,
     FailedLaunch,
+    KernelLaunch,
     LaunchCounts,
     LaunchMemory,
     LaunchValue,
@@ -35,7 +36,6 @@ from ratchet.amd.emulator.launch import (
 )
 from ratchet.amd.emulator.linking import PlacedVariables, linked_kernel
 from ratchet.amd.emulator.pretending import GPU, MARK, EmulatedGpu
-from ratchet.base.devices.catalogue import CatalogueDevice
 from ratchet.base.errors import KernelError
 from ratchet.base.process.memory import free_bytes
 from ratchet.judge.kernels.source_files import load_source, split_files
@@ -81,7 +81,7 @@ class EmulatedLaunch:
     file: str = ""  # the file of the kernel's source, if known
     step: int = 1  # every so many workgroups were executed
     memory_bytes: int = 0  # of all tensors that it was given
-    predicted_s: float | None = None  # by the clock, if it was asked
+    predicted_s: float | None = None  # by the clock, if there is one
 
     def shown(self) -> dict[str, object]:
         """Return what a page shows besides the counts: assembly by line, resources, a timeline."""
@@ -163,7 +163,7 @@ class EmulatorDriver(FakeDriver):
 
     limit = INSTRUCTION_LIMIT  # the most wave instructions of one launch
     sample = 0  # about how many workgroups of a launch are executed; 0 is all
-    clock: CatalogueDevice | None = None  # the device whose time is predicted, if any
+    clock: LaunchClock | None = None  # predicts each launch's time, if there is one
     has_prices = False
     """True if autotuners choose by `price_s`; else they keep the first configuration that works."""
 
@@ -172,11 +172,14 @@ class EmulatorDriver(FakeDriver):
         device: PretendedDevice,
         library: Path,
         is_own: Callable[[str], bool],
-        matrix_cycles: Mapping[str, int] | None = None,
+        *,
+        predicts: bool = False,
     ) -> None:
         """`is_own` says which files are the program's: their `data_ptr()` make memory known."""
         super().__init__(device.architecture, units=device.units)
-        self.emulator = Emulator(library, matrix_cycles)
+        self.emulator = Emulator(library)
+        if predicts:
+            self.clock = LaunchClock(self.emulator)
         self.told = _ToldAddresses(is_own)
         self._tried_s: list[float] | None = None
         self.has_working = False
@@ -258,6 +261,7 @@ class EmulatedLauncher:
     limit: int = INSTRUCTION_LIMIT
     sample: int = 0  # about how many workgroups are executed; 0 is all
     variables: PlacedVariables | None = None  # of the kernel's code, if no driver has them
+    clock: LaunchClock | None = None
 
     def run(self, *given: Any) -> EmulatedLaunch:
         """Execute a launch, as a census counts it if one is taken.
@@ -289,50 +293,32 @@ class EmulatedLauncher:
                 values.append((kind, value.data_ptr()))
             else:
                 raise KernelError(f"an argument of type {type(value).__name__} is not emulated")
-        grid = [int(size) for size in given[:3]]
-        step = sampling_step(grid, self.sample)
-        counts = self.driver.emulator.run(
-            kernel,
-            grid=grid,
+        x, y, z = (int(size) for size in given[:3])
+        launch = KernelLaunch(
+            kernel=kernel,
+            grid=(x, y, z),
             threads=self.threads,
             shared_bytes=self.shared_bytes,
-            sides=self.sides,
             values=values,
             memories=memories,
-            limit=self.limit,
-            step=step,
+            sides=self.sides,
         )
-        waves = -(-self.threads // kernel.lanes)
-        device, predicted_s = getattr(self.driver, "clock", None), None
-        if device is not None:
-            ran = -(-math.prod(grid) // step)
-            with contextlib.suppress(KernelError):  # such as workgroups that wait for each other
-                time = played(
-                    self.driver.emulator,
-                    kernel,
-                    device,
-                    wave_instructions=counts.instructions / ran / waves,
-                    grid=grid,
-                    threads=self.threads,
-                    shared_bytes=self.shared_bytes,
-                    sides=self.sides,
-                    values=values,
-                    memories=memories,
-                )
-                predicted_s = None if time is None else time.time_s
+        step = sampling_step(launch.grid, self.sample)
+        counts = self.driver.emulator.run(launch, limit=self.limit, step=step)
+        ran = -(-launch.workgroups // step)
         return EmulatedLaunch(
             name=kernel.name,
-            programs=math.prod(grid),
-            waves=math.prod(grid) * waves,
+            programs=launch.workgroups,
+            waves=launch.workgroups * launch.waves,
             stored_elements=counts.stored_bytes // self.element_bytes,
             counts=counts,
             kernel=kernel,
-            workgroup_waves=waves,
-            lds_bytes=max(kernel.lds_bytes, self.shared_bytes),
+            workgroup_waves=launch.waves,
+            lds_bytes=launch.lds_bytes,
             file=self.file,
             step=step,
             memory_bytes=sum({one.address: one.size for one in memories}.values()),
-            predicted_s=predicted_s,
+            predicted_s=self.clock.predicted_s(launch, counts, ran) if self.clock else None,
         )
 
 
@@ -383,6 +369,7 @@ class TritonLauncher(EmulatedLauncher):
                     f"{len(self.kinds)}: Triton passes the constexpr ones too"
                 )
             if not self.driver.tuning:
+                self.clock = None if self.driver.is_trying else self.driver.clock
                 self.driver.has_working = self.driver.has_working and self.driver.is_trying
                 self.driver.take(self.run(*given))
         except (KernelError, ValueError) as error:
@@ -434,7 +421,6 @@ def load_emulated(
     entry: str,
     target: str,
     library: str | None = None,
-    matrix_cycles: Mapping[str, int] | None = None,
     device: Mapping[str, object] | None = None,
 ) -> Callable[..., object]:
     """Return the entry of a Triton source whose kernels run as `target`'s machine code.
@@ -447,7 +433,7 @@ def load_emulated(
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
     told = PretendedDevice.of(target, device or {})
     machine = Path(library or os.environ[EMULATOR])
-    driver = EmulatorDriver(told, machine, str(path).__eq__, matrix_cycles)
+    driver = EmulatorDriver(told, machine, str(path).__eq__, predicts=True)
     driver.told.install()
     poison_new_memory()
     driver.install()

@@ -19,7 +19,7 @@ from typing import IO, Final, Literal, get_args
 import msgspec
 
 from ratchet.amd.architectures import PretendedDevice
-from ratchet.amd.emulator.estimates import estimate, matrix_cycles, read_told
+from ratchet.amd.emulator.estimates import estimate, read_told, total_time
 from ratchet.amd.emulator.hip_build import compiled_machine
 from ratchet.amd.emulator.launch import INSTRUCTION_LIMIT, FailedLaunch, source_line
 from ratchet.base import Json
@@ -28,9 +28,9 @@ from ratchet.base.errors import KernelError
 from ratchet.base.process.child import run_command
 from ratchet.base.show import model as m
 from ratchet.base.show.junit import JunitCase, JunitOutcome, junit
-from ratchet.base.show.words import counted, show_bytes, show_time
+from ratchet.base.show.words import ABSENT, counted, show_bytes, show_time
 from ratchet.judge.kernels.kernel import TARGETS
-from ratchet.judge.verdict import EmulatedBound, EmulatedKernel
+from ratchet.judge.verdict import EmulatedBound, EmulatedKernel, PredictedTime
 
 VARIABLE: Final = "RATCHET_EMULATE"  # it hands the settings to the program's processes
 RUNNER: Final = "ratchet.amd.emulator.hip_program"  # runs a compiled program's main
@@ -49,7 +49,6 @@ class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
     library: str  # the compiled emulator
     folder: str  # the folder in which each process writes what it launched
     device: dict[str, str | int]  # what the program is told about the GPU
-    matrix_cycles: dict[str, int]  # of its matrix instructions
     autotune: Autotune = "first"
     limit: int = INSTRUCTION_LIMIT  # the most wave instructions of one launch
 
@@ -116,6 +115,8 @@ class ProgramKernel:
     instructions: int
     touched_bytes: int
     bound_s: float | None  # a lower bound on the time of all launches; None without a known device
+    predicted: PredictedTime | None
+    """The clock's time of all launches; None if it plays one of them not."""
     limit: str  # the unit with most of the bound: memory, matrix, vector or lds
     hottest: tuple[HotLine, ...]
 
@@ -222,6 +223,7 @@ def _kernel(name: str, parts: list[tuple[EmulatedKernel, str]], target: str) -> 
         instructions=sum(one.instructions for one, _ in parts),
         touched_bytes=sum(one.touched_bytes for one, _ in parts),
         bound_s=sum(one.time_s for one in bounds) if bounds else None,
+        predicted=total_time([one.predicted for one, _ in parts]),
         limit=max(units, key=lambda unit: units[unit]) if bounds else "",
         hottest=_hottest(parts),
     )
@@ -268,7 +270,6 @@ def settings_for(
         library=str(compiled_machine(target)),
         folder=folder,
         device={"name": device.name, "units": device.units, "memory_bytes": device.memory_bytes},
-        matrix_cycles=matrix_cycles(target),
         autotune=autotune,
         limit=limit,
     )
@@ -325,10 +326,10 @@ MOST_FAULTS: Final = 30
 COLUMNS: Final = (
     m.name("kernel", "name"),
     m.number("launches", "launches", lambda value: f"{value:,}"),
-    m.number("instructions", "instructions", lambda value: f"{value:,}"),
     m.number("bytes touched", "touched_bytes", show_bytes),
     m.number("at least", "bound_s", show_time),
-    m.Column("limited by", "limit"),
+    m.Column("predicted", lambda row: row.predicted.words if row.predicted else ABSENT),
+    m.Column("limit", "limit"),
 )
 
 
@@ -352,7 +353,8 @@ def emulate_report(result: ProgramResult) -> m.ResultReport:
                 "Kernels",
                 m.ResultTable(COLUMNS, result.kernels[:MOST_KERNELS]),
                 f"and {counted(left, 'more kernel')}" if left > 0 else None,
-                "The bound says what a kernel cannot be faster than; nothing was timed.",
+                "The bound says what a kernel cannot be faster than. The predicted time has its "
+                "interval in brackets and leaves out the start of a launch. Nothing was timed.",
             )
             if result.kernels
             else None,

@@ -43,7 +43,7 @@ class RecordingDriver(EmulatorDriver):
             settings.pretended(),
             Path(settings.library),
             lambda path: not path.startswith(LIBRARIES),
-            settings.matrix_cycles,
+            predicts=True,
         )
         self.limit = settings.limit
         self.has_prices = settings.autotune == "bound"

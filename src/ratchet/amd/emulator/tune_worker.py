@@ -1,4 +1,4 @@
-"""The worker of `ratchet tune`: it lists a file's configurations, and emulates a sample of each.
+"""The worker of sampled calls: it lists a file's configurations, and emulates some workgroups.
 
 It runs inside the sandbox, as the worker of the static profile does.
 """
@@ -19,14 +19,13 @@ import torch
 
 from ratchet.amd.architectures import PretendedDevice
 from ratchet.amd.compile.fake_driver import assembly_number
+from ratchet.amd.compile.worker import inputs_of
 from ratchet.amd.emulator.loading import EmulatedLaunch, EmulatorDriver, poison_new_memory
 from ratchet.amd.emulator.pretending import EmulatedGpu
-from ratchet.base.devices import catalogue
 from ratchet.base.errors import KernelError
 from ratchet.base.process.channel import Message, inherited
 from ratchet.judge.kernels.source_files import load_source, split_files
-from ratchet.judge.problems.case import Case
-from ratchet.judge.problems.inputs import build
+from ratchet.judge.problems.case import Case, ModelForm
 from ratchet.judge.sandbox.confine import confine
 from ratchet.judge.sandbox.serving import Reply, serve
 from ratchet.judge.workers.candidate.census import add_launch
@@ -41,8 +40,7 @@ class SampledDriver(EmulatorDriver):
 
     def __init__(self, message: Message, library: Path) -> None:
         device = PretendedDevice.of(message["target"], message["device"])
-        super().__init__(device, library, lambda _: True, message["matrix_cycles"])
-        self.clock = catalogue.load()[message["clock"]]
+        super().__init__(device, library, lambda _: True, predicts=True)
         self.done: list[Message] = []
 
     def launcher_cls(self, source: Any, metadata: Any) -> Any:
@@ -72,7 +70,6 @@ class SampledDriver(EmulatorDriver):
             {
                 "told": told,
                 "ran": ran,
-                "predicted_s": launch.predicted_s,
                 "vgprs": launch.kernel.vgprs,
                 "workgroup_waves": launch.workgroup_waves,
                 "lds_bytes": launch.lds_bytes,
@@ -96,15 +93,16 @@ class TuneWorker:
         source, carried = split_files(message["source"])
         folder = carried.write(self._folder / str(self._count))
         path = folder / f"kernel_{self._count}.py"
+        if message["do"] == "list":
+            with gpu.entered(), torch.no_grad():
+                load_source(source, message["entry"], path)
+            return {"kernels": list(_kernels(vars(sys.modules[path.stem])))}, []
         case = msgspec.convert(message["case"], Case)
-        inputs = [] if message["do"] == "list" else build(case.inputs, seed=0)
+        form = msgspec.convert(message["model"], ModelForm | None)
+        inputs = inputs_of(case, form, message["text"], values=True)
+        driver.done, driver.limit, driver.sample = [], message["limit"], message["sample"]
         with gpu.entered(), torch.no_grad():
-            entry = load_source(source, message["entry"], path)
-            if message["do"] == "list":
-                return {"kernels": list(_kernels(vars(sys.modules[path.stem])))}, []
-            driver.done, driver.limit = [], message["limit"]
-            driver.sample = message["sample"]
-            entry(*inputs, case.scalars)
+            load_source(source, message["entry"], path)(*inputs, case.scalars)
         return {"launches": driver.done}, []
 
     def _begun(self, message: Message) -> tuple[SampledDriver, EmulatedGpu]:

@@ -23,6 +23,7 @@ from ratchet.amd.compile.process import (
 from ratchet.amd.emulator.program import NO_TRITON
 from ratchet.amd.profile import kernel_facts
 from ratchet.amd.profile.dot_work import DotCounter, DotWork
+from ratchet.amd.profile.sampled import UNPLAYED, Sampler
 from ratchet.base import Json
 from ratchet.base.devices import catalogue
 from ratchet.base.devices.catalogue import CatalogueDevice
@@ -131,13 +132,15 @@ def inspect_kernel(
     *,
     case: str | None = None,
     time_limit_s: float = 180.0,
+    predicts: bool = False,
 ) -> Document:
     """Return a kernel's static profile for each target, as JSON; see docs/how-to/inspect.md.
 
     The launches are those of `case`, by default the largest timed case of the problem's largest
-    tier. A failure on one target is in its `error`. A problem with a fault has no targets and a
-    `reason`. Raises KernelError if nothing can be compiled: for an unknown target or case, a
-    language without GPU code, or a missing compiler.
+    tier. With `predicts`, a sample of them is emulated for the predicted time. A failure on one
+    target is in its `error`. A problem with a fault has no targets and a `reason`. Raises
+    KernelError if nothing can be compiled: for an unknown target or case, a language without GPU
+    code, or a missing compiler.
     """
     architectures = find_architectures(targets)
     action = find_action(kernel.language)
@@ -154,6 +157,10 @@ def inspect_kernel(
             one.name: _target(process, _message(kernel, problem, action, one, chosen), one, counter)
             for one in architectures
         }
+    if predicts and action == "python":
+        for one in architectures:
+            if found[one.name]["bounds"] and one.backend == "hip":
+                _predict(found[one.name], kernel, problem, one.name, chosen, clock)
     has_tiers = action == "python" and problem.model is None
     document = _document_of(kernel, action, chosen if action == "python" else None) | {
         "tier": chosen.tier if has_tiers else None,
@@ -162,6 +169,20 @@ def inspect_kernel(
     if not any(one["kernels"] or one["error"] for one in found.values()):
         document["reason"] = "the kernel launches nothing: its entry started no Triton kernel"
     return document
+
+
+def _predict(
+    found: Document, kernel: Kernel, problem: Problem, target: str, case: Case, clock: Clock
+) -> None:
+    """Add the predicted time to the bound on its device, or why there is none."""
+    with contextlib.closing(Sampler(target, clock)) as sampler:
+        call = sampler.call(kernel, problem, case)
+    time = call.predicted
+    for bound in found["bounds"]:
+        if time is not None and bound["device"] == time.device:
+            bound["predicted"] = asdict(time)
+    if time is None:
+        found["no_prediction"] = call.dropped or UNPLAYED
 
 
 def find_action(language: Language) -> str:

@@ -1,52 +1,44 @@
 """Order the configurations of a Triton kernel by the lower bound on its time, without the GPU.
 
-A sandboxed process compiles each and emulates a sample of its workgroups. Those that do not
-compile, need too much LDS, spill or take too long are dropped, each with its reason. The first of
-the order are judged on small sizes. Nothing is timed.
+Each is compiled, and a sample of its workgroups is emulated. Those that do not compile, need too
+much LDS, spill or take too long are dropped, each with its reason. The first of the order are
+judged on small sizes. Nothing is timed.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import itertools
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 
-from ratchet.amd.architectures import ARCHITECTURES, occupancy
-from ratchet.amd.compile.process import ProfileProcess
-from ratchet.amd.emulator.clock import PredictedTime, clock_words, prediction
-from ratchet.amd.emulator.estimates import estimate, largest_device, matrix_cycles, read_told
-from ratchet.amd.emulator.hip_build import compiled_machine
-from ratchet.amd.emulator.program import pretended_device
 from ratchet.amd.profile import find_action, find_case
-from ratchet.base import Json
-from ratchet.base.errors import JudgeError, KernelError
+from ratchet.amd.profile.sampled import SampledCall, Sampler
+from ratchet.base.errors import KernelError, RatchetError
 from ratchet.base.files import write_whole
 from ratchet.base.process import Clock
-from ratchet.base.process.channel import Message
 from ratchet.base.process.child import ChildFailure
-from ratchet.base.serialise import Count
 from ratchet.base.show import model as m
-from ratchet.base.show.words import counted, show_time
+from ratchet.base.show.words import ABSENT, counted, show_time
 from ratchet.judge.kernels.kernel import TARGETS, Kernel
+from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.references import least_work
 from ratchet.judge.trial.kernel_trial import KernelJudge
 
-TUNE_WORKER: Final = "ratchet.amd.emulator.tune_worker"
 OPTIONS: Final = ("num_warps", "num_stages", "waves_per_eu", "matrix_instr_nonkdim", "kpack")
 """Names of a configuration that are the compiler's, and no parameters of the kernel."""
-SAMPLE: Final = 16  # about how many workgroups of a launch are emulated
-LIMIT: Final = 300_000_000  # wave instructions of one launch's sample
 SECONDS_EACH: Final = 1.0  # the least that a configuration takes here
-EACH_LIMIT_S: Final = 60.0
 WORDS: Final = "ordered by the lower bound on its time; nothing was timed"
+MOST_ROWS: Final = 1 << 24
+NOT_OF_THIS_SIZE: Final = (RuntimeError, TypeError, ValueError, RatchetError)
+"""Errors of a reference on tensors that do not fit together."""
 Config = dict[str, bool | int | float | str | None]
 
 
@@ -65,34 +57,12 @@ class _Listed(msgspec.Struct, frozen=True):
     kernels: list[TunedKernel]
 
 
-class _Launched(msgspec.Struct, frozen=True, kw_only=True):
-    told: dict[str, Json]
-    ran: Count
-    predicted_s: Annotated[float, msgspec.Meta(ge=0)] | None
-    vgprs: Count
-    workgroup_waves: Annotated[int, msgspec.Meta(ge=1, le=64)]
-    lds_bytes: Count
-
-
-class _Ran(msgspec.Struct, frozen=True):
-    launches: list[_Launched]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RankedConfig:
+class RankedConfig(SampledCall):
     """A configuration with its bound, or why it was dropped."""
 
     config: Config
-    bound_s: float | None = None
-    predicted: PredictedTime | None = None
-    limit: str = ""  # the unit with most of the bound
-    workgroups: int = 0  # of all launches
-    emulated_workgroups: int = 0
-    vgprs: int | None = None
-    lds_bytes: int | None = None
-    waves: int | None = None  # that a SIMD holds
     right: str = ""  # the judge's status on small sizes; empty if it was not asked
-    dropped: str = ""
 
     def words(self, names: Sequence[str]) -> str:
         """Return the values of some of its names."""
@@ -104,7 +74,7 @@ class RankedConfig:
         bound = show_time(self.bound_s or 0.0)
         cells = (
             bound,
-            clock_words(self.predicted),
+            self.predicted.words if self.predicted else ABSENT,
             self.limit,
             *(f"{one or 0:,}" for one in numbers),
             self.right,
@@ -113,19 +83,32 @@ class RankedConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TunedSize:
+    """The order at one size, the shortlist and what was dropped."""
+
+    rows: int | None  # M, the first dimension of the first tensor; None for the case's own
+    order: tuple[RankedConfig, ...]
+    shortlist: tuple[RankedConfig, ...]
+    dropped: tuple[RankedConfig, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TuneResult:
-    """The order, the shortlist and what was dropped."""
+    """The orders of a kernel's configurations at one size or several, the smallest first."""
 
     kernel: str
     function: str  # the Triton kernel
     target: str
     device: str
     case: str
-    order: tuple[RankedConfig, ...]
-    shortlist: tuple[RankedConfig, ...]
-    dropped: tuple[RankedConfig, ...]
+    sizes: tuple[TunedSize, ...]
     ordered_by: str = WORDS
     paths: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if every size has a shortlist."""
+        return all(one.shortlist for one in self.sizes)
 
     def as_json(self) -> dict[str, object]:
         return asdict(self)
@@ -159,6 +142,46 @@ def check_target(target: str) -> None:
         raise KernelError(f"target {target!r} is not emulated: use one of {', '.join(TARGETS)}")
 
 
+def read_rows(text: str) -> tuple[int, ...]:
+    """Return the row counts of `1,16,4096` in order; raises KernelError for a mistake."""
+    words = [one.strip() for one in text.split(",") if one.strip()]
+    if not all(one.isdecimal() and 0 < int(one) <= MOST_ROWS for one in words):
+        raise KernelError(f"--rows {text!r} is not a list of 1 to {MOST_ROWS}: write 1,16,4096")
+    return tuple(sorted({int(one) for one in words}))
+
+
+def at_rows(problem: Problem, case: Case, rows: int) -> Case:
+    """Return a case with `rows` in place of M, the first dimension of the first tensor of a call.
+
+    Other tensors whose first dimension is M follow as far as the reference needs it, as it tells
+    on tensors without values. Raises KernelError if it runs with none.
+    """
+    first = 0 if problem.model is None else len(problem.model.state)
+    m = case.inputs[first].shape[0] if len(case.inputs) > first and case.inputs[first].shape else 0
+    if problem.model is not None and rows > m:
+        raise KernelError(f"--rows {rows}: get_inputs draws {m} rows, and a case has no more")
+    others = [
+        at for at, one in enumerate(case.inputs) if at > first and one.shape and one.shape[0] == m
+    ]
+
+    def sized(places: tuple[int, ...], count: int) -> tuple[TensorSpec, ...]:
+        return tuple(
+            replace(one, shape=(count, *one.shape[1:])) if at in (first, *places) else one
+            for at, one in enumerate(case.inputs)
+        )
+
+    for size in range(len(others) + 1 if m else 0):
+        for places in itertools.combinations(others, size):
+            # A count that no other size has: of one row, tensors would be broadcast.
+            with contextlib.suppress(*NOT_OF_THIS_SIZE):
+                least_work(problem, sized(places, m + 1), case.scalars)
+                return replace(case, name=f"{case.name}, M {rows}", inputs=sized(places, rows))
+    raise KernelError(
+        f"--rows {rows}: the reference of {problem.name!r} takes no other number of rows than {m}: "
+        "leave --rows out, and choose among its cases with --case"
+    )
+
+
 def tune(
     kernel: Kernel,
     problem: Problem,
@@ -167,14 +190,16 @@ def tune(
     grid: dict[str, list[bool | int | str]] | None = None,
     function: str | None = None,
     case: str | None = None,
+    rows: Sequence[int] = (),
     top: int = 5,
     time_limit_s: float = 300.0,
     small: Problem | None = None,
 ) -> TuneResult:
     """Return a kernel's configurations in order of the bound, at the sizes of a problem's case.
 
-    `grid` replaces the configurations of its autotuner. The first of the order are judged
-    on the cases of `small`. Raises KernelError for a mistake.
+    With `rows`, there is an order for each of these numbers of rows. `grid` replaces the
+    configurations of its autotuner. The first of the order are judged on the cases of `small`.
+    Raises KernelError for a mistake.
     """
     check_target(target)
     if kernel.language != "triton":
@@ -184,66 +209,73 @@ def tune(
     find_action(kernel.language)
     if problem.fault:
         raise KernelError(f"the problem cannot be judged: {problem.fault}")
-    if problem.model is not None:
-        raise KernelError(
-            f"problem {problem.name!r} is in KernelBench's form, whose sizes tune cannot launch: "
-            "write it in Ratchet's form"
-        )
     chosen = find_case(problem, case)
+    cases: list[tuple[int | None, Case]] = [(one, at_rows(problem, chosen, one)) for one in rows]
     clock = Clock.of(time_limit_s)
-    device = pretended_device(target)
-    message: Message = {
-        "do": "list",
-        "source": kernel.source,
-        "entry": kernel.entry,
-        "target": target,
-        "device": {"name": device.name, "units": device.units, "memory_bytes": device.memory_bytes},
-        "matrix_cycles": matrix_cycles(target),
-        "clock": largest_device(target).name,
-        "machine": base64.b64encode(compiled_machine(target).read_bytes()).decode(),
-        "case": asdict(chosen),
-        "limit": LIMIT,
-        "sample": SAMPLE,
-    }
-    found: list[RankedConfig] = []
-    with contextlib.closing(ProfileProcess(clock, worker=TUNE_WORKER)) as process:
-        tuned = _chosen(_listed(process, message), function, has_grid=bool(grid))
+    found: list[tuple[int | None, list[RankedConfig]]] = []
+    with contextlib.closing(Sampler(target, clock)) as sampler:
+        tuned = _chosen(_listed(sampler, kernel), function, has_grid=bool(grid))
         configs = _configs(tuned, grid or {})
-        most = int(time_limit_s / SECONDS_EACH)
-        if len(configs) > most:
+        cases = cases or [(None, chosen)]
+        needed_s = len(configs) * len(cases) * SECONDS_EACH
+        if needed_s > time_limit_s:
             raise KernelError(
-                f"{len(configs)} configurations do not fit into {time_limit_s:.0f} s: give "
-                f"--time-limit {math.ceil(len(configs) * SECONDS_EACH)}s, or a smaller --config"
+                f"{counted(len(configs), 'configuration')} at {counted(len(cases), 'size')} do not "
+                f"fit into {time_limit_s:.0f} s: give --time-limit {math.ceil(needed_s)}s, or a "
+                "smaller --config"
             )
-        for place, one in enumerate(configs):
-            source = narrowed(kernel, tuned, one, None if grid else place).source
-            asked = message | {"do": "run", "source": source}
-            found.append(_ran(process, asked, one, target))
-    order = sorted(
-        (one for one in found if not one.dropped),
-        key=lambda one: (one.bound_s or 0.0, -(one.waves or 0)),
-    )
-    dropped = [one for one in found if one.dropped]
-    places = [None if grid else configs.index(one.config) for one in order]
-    judged = _judged(
-        kernel, tuned, small or problem, target, list(zip(order, places, strict=True)), top, clock
-    )
-    wrong = {id(order[at]) for at, one in judged.items() if one.dropped}
+        variants = [
+            narrowed(kernel, tuned, one, None if grid else at) for at, one in enumerate(configs)
+        ]
+        for count, sized in cases:
+            calls = [sampler.call(variant, problem, sized) for variant in variants]
+            found.append((count, [_ranked(*pair) for pair in zip(configs, calls, strict=True)]))
+    with KernelJudge() as judge:
+        check = _Check(judge, small or problem, target, clock)
+        sizes = [_size(count, each, variants, check, top) for count, each in found]
     return TuneResult(
         kernel=kernel.name,
         function=tuned.name,
         target=target,
-        device=device.name,
+        device=sampler.device,
         case=chosen.name,
-        order=tuple(judged.get(at, one) for at, one in enumerate(order) if id(one) not in wrong),
-        shortlist=tuple(one for one in judged.values() if not one.dropped),
-        dropped=(*(one for one in judged.values() if one.dropped), *dropped),
+        sizes=tuple(sizes),
     )
 
 
-def _listed(process: ProfileProcess, message: Message) -> list[TunedKernel]:
+def _ranked(config: Config, call: SampledCall) -> RankedConfig:
+    known = {one.name: getattr(call, one.name) for one in fields(call)}
+    return RankedConfig(config=config, **known)
+
+
+def _size(
+    rows: int | None,
+    found: Sequence[RankedConfig],
+    variants: Sequence[Kernel],
+    check: _Check,
+    top: int,
+) -> TunedSize:
+    """Return the order at one size; its first are judged, until `top` are not wrong."""
+    kept = sorted(
+        (at for at, one in enumerate(found) if not one.dropped),
+        key=lambda at: (found[at].bound_s or 0.0, -(found[at].waves or 0)),
+    )
+    order: list[RankedConfig] = []
+    wrong: list[RankedConfig] = []
+    for at in kept:
+        one = check.judged(variants[at], found[at]) if len(order) < top else found[at]
+        (wrong if one.dropped else order).append(one)
+    return TunedSize(
+        rows=rows,
+        order=tuple(order),
+        shortlist=tuple(order[:top]),
+        dropped=(*wrong, *(one for one in found if one.dropped)),
+    )
+
+
+def _listed(sampler: Sampler, kernel: Kernel) -> list[TunedKernel]:
     try:
-        return msgspec.convert(process.ask(message), _Listed).kernels
+        return msgspec.convert(sampler.kernels(kernel), _Listed).kernels
     except (ChildFailure, msgspec.ValidationError) as error:
         raise KernelError(
             f"the kernel's file cannot be loaded: its process {error}; --time-limit "
@@ -336,100 +368,67 @@ def _parts(config: Config) -> tuple[Config, Config]:
     return own, {name: config[name] for name in named if name in config}
 
 
-def _ran(process: ProfileProcess, message: Message, config: Config, target: str) -> RankedConfig:
-    """Return a configuration's bound, or why it has none."""
-    try:
-        reply = process.ask(message, EACH_LIMIT_S)
-        launches = msgspec.convert(reply, _Ran).launches
-        if not launches:
-            return RankedConfig(config=config, dropped="the entry launches no kernel")
-        cases = [estimate("", target, read_told(one.told, target, shown=False)) for one in launches]
-    except ChildFailure as error:
-        return RankedConfig(config=config, dropped=f"its process {error}")
-    except KernelError as error:
-        return RankedConfig(config=config, dropped=str(error).removeprefix("the entry raised "))
-    except (JudgeError, ValueError, TypeError) as error:
-        return RankedConfig(config=config, dropped=str(error))
-    if any(not one.bounds for one in cases):
-        why = next((one.no_estimate for one in cases if one.no_estimate), "no device is known")
-        return RankedConfig(config=config, dropped=f"no bound: {why}")
-    units = {
-        unit: sum(getattr(one.bounds[0], f"{unit}_s") for one in cases)
-        for unit in ("memory", "matrix", "vector", "lds")
-    }
-    heaviest = launches[max(range(len(cases)), key=lambda at: cases[at].bounds[0].time_s)]
-    held = occupancy(
-        ARCHITECTURES[target],
-        vgprs=heaviest.vgprs,
-        lds_bytes=heaviest.lds_bytes,
-        workgroup_waves=heaviest.workgroup_waves,
-    )
-    return RankedConfig(
-        config=config,
-        bound_s=sum(one.bounds[0].time_s for one in cases),
-        predicted=_predicted(cases[0].bounds[0].device, launches),
-        limit=max(units, key=lambda unit: units[unit]),
-        workgroups=sum(kernel.programs for one in cases for kernel in one.kernels),
-        emulated_workgroups=sum(one.ran for one in launches),
-        vgprs=heaviest.vgprs,
-        lds_bytes=heaviest.lds_bytes,
-        waves=held.waves_per_simd,
-    )
-
-
-def _predicted(device: str, launches: Sequence[_Launched]) -> PredictedTime | None:
-    """Return the time of all launches; None if one has none."""
-    times = [one.predicted_s for one in launches]
-    known = [one for one in times if one is not None]
-    return prediction(device, sum(known)) if len(known) == len(times) else None
-
-
 LEAST_VERDICT_S: Final = 10.0
 
 
-def _judged(
-    kernel: Kernel,
-    tuned: TunedKernel,
-    problem: Problem,
-    target: str,
-    order: Sequence[tuple[RankedConfig, int | None]],
-    top: int,
-    clock: Clock,
-) -> dict[int, RankedConfig]:
-    """Return the first configurations of the order, until `top` are not wrong, by their place."""
-    found: dict[int, RankedConfig] = {}
-    with KernelJudge() as judge:
-        for at, (one, place) in enumerate(order):
-            if sum(not done.dropped for done in found.values()) >= top:
-                break
-            if clock.left_s < LEAST_VERDICT_S:
-                found[at] = replace(one, right="not checked: no time was left")
-                continue
-            variant = narrowed(kernel, tuned, one.config, place)
-            verdict = judge.judge(variant, problem, target=target, time_limit_s=clock.left_s)
-            no_good = verdict.status in ("wrong", "crashed", "refused")
-            told = f"{verdict.status} on small sizes: {verdict.reason}"
-            found[at] = replace(
-                one,
-                right="correct"
-                if verdict.status == "correct"
-                else f"not checked: {verdict.reason}",
-                dropped=told if no_good else "",
+class _Check:
+    """Judges configurations on small sizes, each once."""
+
+    def __init__(self, judge: KernelJudge, problem: Problem, target: str, clock: Clock) -> None:
+        self._judge, self._problem, self._target = judge, problem, target
+        self._clock = clock
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def judged(self, variant: Kernel, one: RankedConfig) -> RankedConfig:
+        """Return a configuration with the judge's status, or dropped if it is wrong."""
+        if variant.source not in self._known:
+            if self._clock.left_s < LEAST_VERDICT_S:
+                return replace(one, right="not checked: no time was left")
+            verdict = self._judge.judge(
+                variant, self._problem, target=self._target, time_limit_s=self._clock.left_s
             )
-    return found
+            status, why = verdict.status, verdict.reason
+            told = f"{status} on small sizes: {why}"
+            self._known[variant.source] = (
+                "correct" if status == "correct" else f"not checked: {why}",
+                told if status in ("wrong", "crashed", "refused") else "",
+            )
+        right, dropped = self._known[variant.source]
+        return replace(one, right=right, dropped=dropped)
+
+
+STANDARD_ROWS: Final = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""The row counts up to which aiter's tables have a key (aiter/ops/triton/utils/gemm_config_utils.py
+at 063c071)."""
+
+
+def vllm_table(result: TuneResult) -> dict[str, Config]:
+    """Return the first of each shortlist as vLLM's tables have it, which takes the nearest key."""
+    return {str(one.rows or 1): one.shortlist[0].config for one in result.sizes if one.shortlist}
+
+
+def aiter_table(result: TuneResult) -> dict[str, Config]:
+    """Return the first of each shortlist as aiter's tables have it: up to a standard row count.
+
+    The last stands for any larger one too.
+    """
+    found: dict[str, Config] = {}
+    for one in result.sizes:
+        if one.shortlist:
+            bound = next((most for most in STANDARD_ROWS if (one.rows or math.inf) <= most), None)
+            found |= {f"M_LEQ_{bound}" if bound else "any": one.shortlist[0].config}
+    return found | {"any": found[list(found)[-1]]}
 
 
 def write_outputs(result: TuneResult, folder: Path) -> TuneResult:
-    """Write the shortlist as Python and as JSON, if there is one; return it with the paths."""
-    if not result.shortlist:
+    """Write the shortlists as Python and as JSON, if there is one; return it with the paths."""
+    if not any(one.shortlist for one in result.sizes):
         return result
-    best = result.shortlist[0].config
     texts = {
         "tuned.py": python_text(result),
         "tune.json": _json(result.as_json()),
-        # Both libraries look a table up by the rows M of the product. This is one table for any M.
-        "vllm.json": _json({"1": best}),
-        "aiter.json": _json({"any": best}),
+        "vllm.json": _json(vllm_table(result)),
+        "aiter.json": _json(aiter_table(result)),
     }
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
@@ -443,7 +442,8 @@ def _json(document: object) -> str:
 
 PYTHON: Final = '''"""Written by ratchet tune: configurations of {function} for {target}.
 
-The order is that of the lower bound on its time, in seconds, on case {case}; nothing was timed.
+The order is that of the lower bound on its time, in seconds, on case {case}{rows}; nothing was
+timed.
 Time them on the GPU:
 
     @triton.autotune(configs=CONFIGS, key=[...])
@@ -475,20 +475,23 @@ def perf_model(num_warps=4, num_stages=2, **named):
 
 
 def python_text(result: TuneResult) -> str:
-    """Return the shortlist as a Python module with `CONFIGS` and `perf_model`."""
+    """Return the shortlists as a Python module with `CONFIGS` and `perf_model`."""
+    shortlists = {repr(one.config): one for size in result.sizes for one in size.shortlist}
     shortlist = ""
-    for one in result.shortlist:
+    for one in shortlists.values():
         own, options = _parts(one.config)
         named = "".join(f", {name}={value!r}" for name, value in options.items())
         shortlist += f"    triton.Config({own!r}{named}),\n"
-    rows = (f"    {tuple(one.config.items())!r}: {one.bound_s!r},\n" for one in result.order)
+    last = [one for one in result.sizes if one.shortlist][-1]
+    bounds = (f"    {tuple(one.config.items())!r}: {one.bound_s!r},\n" for one in last.order)
     return PYTHON.format(
         function=result.function,
         target=result.target,
         case=result.case,
-        top=len(result.shortlist),
+        rows="" if last.rows is None else f" with {last.rows} rows",
+        top=len(shortlists),
         configs=shortlist,
-        bounds="".join(rows),
+        bounds="".join(bounds),
     )
 
 
@@ -507,33 +510,39 @@ MOST_SHOWN: Final = 20
 
 def tune_report(result: TuneResult) -> m.ResultReport:
     """Describe the result for people."""
-    every_one = (*result.order, *result.dropped)
+    every_one = [one for size in result.sizes for one in (*size.order, *size.dropped)]
     names = list(dict.fromkeys(name for one in every_one for name in one.config))
     values = {name: {repr(one.config.get(name, ...)) for one in every_one} for name in names}
     varied = [name for name in names if len(values[name]) > 1] or names
     same = every_one[0].words([name for name in names if name not in varied])
-    dropped = [(one.words(varied), one.dropped) for one in result.dropped]
-    tried = counted(len(every_one), "configuration")
-    ran = sum(one.emulated_workgroups for one in result.order)
-    every = sum(one.workgroups for one in result.order)
+    count = len(result.sizes)
+    done = f"{counted(count, 'size')}, each" if count > 1 else str(len(result.sizes[0].order))
+    tried = counted(len(every_one) // count, "configuration")
+    ordered = [one for size in result.sizes for one in size.order]
+    ran = sum(one.emulated_workgroups for one in ordered)
+    every = sum(one.workgroups for one in ordered)
+    parts: list[m.ReportSection | None] = []
+    for size in result.sizes:
+        at = "" if size.rows is None else f", {size.rows} rows"
+        rows = [one.row(varied) for one in size.order[:MOST_SHOWN]]
+        dropped = [(one.words(varied), one.dropped) for one in size.dropped]
+        parts += [
+            m.section(f"By the lower bound{at}", m.grid(COLUMNS, rows, left=1)) if rows else None,
+            m.section(f"Dropped{at}", m.grid(("config", "why"), dropped, left=2))
+            if dropped
+            else None,
+        ]
+    said = (
+        f"{ran:,} of {every:,} workgroups were emulated, and their counts scaled to all. The bound "
+        "leaves caches and waits out. The predicted time plays them, with the interval in "
+        "brackets; it does not order schedules better than the bound, and is no measurement: time "
+        "the shortlist on the GPU."
+    )
     return m.ResultReport(
         title=f"{result.function} on {result.target}",
         heading="tune",
         headline=f"{tried} of {result.function} for {result.device} ({result.target}), case "
-        f"{result.case}: {len(result.order)} {WORDS}",
-        sections=m.blocks(
-            m.section(
-                "By the lower bound",
-                m.grid(COLUMNS, [one.row(varied) for one in result.order[:MOST_SHOWN]], left=1),
-                f"All have {same}." if same else None,
-                f"{ran:,} of {every:,} workgroups were emulated, and their counts scaled to all. "
-                "The bound leaves caches and waits out. The predicted time plays them, with the "
-                "interval in brackets; it does not order schedules better than the bound, and is "
-                "no measurement: time the shortlist on the GPU.",
-            )
-            if result.order
-            else None,
-            m.section("Dropped", m.grid(("config", "why"), dropped, left=2)) if dropped else None,
-            m.written(result.paths) if result.paths else None,
-        ),
+        f"{result.case}: {done} {WORDS}",
+        header=m.blocks(f"All have {same}." if same else None, said if ordered else None),
+        sections=m.blocks(*parts, m.written(result.paths) if result.paths else None),
     )

@@ -19,6 +19,7 @@ from ratchet.base.show.words import (
     show_time,
 )
 from ratchet.judge.court.show_emulated import estimate_section, heat_section
+from ratchet.judge.verdict import PredictedTime
 
 if TYPE_CHECKING:
     from ratchet.base.measure import Ratio
@@ -131,6 +132,8 @@ def _target_notes(targets: Mapping[str, Mapping[str, Json]]) -> Iterator[str]:
         tried = sum(not _is_kept(one) for one in found.get("kernels", ()))
         if tried:
             yield f"{name}: configurations that tuning tried and did not keep: {tried}"
+        if found.get("no_prediction"):
+            yield f"{name}: no predicted time: {found['no_prediction']}"
         if found.get("skipped_configs"):
             yield f"{name}: configurations that were not compiled: {found['skipped_configs']}"
 
@@ -159,17 +162,19 @@ def _widths(widths: Mapping[str, int]) -> str:
 
 def _bounds(bounds: Sequence[Mapping[str, Json]], document: Mapping[str, Json]) -> m.ReportSection:
     formulas = dict.fromkeys(str(bound["formula"]) for bound in bounds)
-    rows = [
-        (
-            str(bound["device"]),
-            show_time(bound["time_s"]),
-            show_time(bound["matrix_s"]) if bound["matrix_s"] else ABSENT,
-            show_time(bound["memory_s"]),
-            str(bound["limit"]),
-        )
-        for bound in bounds
-    ]
-    table = m.grid(("device", "time", "matrix", "memory", "limit"), rows, left=5)
+    predicted = [bound.get("predicted") for bound in bounds]
+    columns: dict[str, list[str]] = {
+        "device": [str(bound["device"]) for bound in bounds],
+        "time": [show_time(bound["time_s"]) for bound in bounds],
+        "predicted": [PredictedTime(**one).words if one else ABSENT for one in predicted],
+        "matrix": [show_time(one) if (one := bound["matrix_s"]) else ABSENT for bound in bounds],
+        "memory": [show_time(bound["memory_s"]) for bound in bounds],
+        "limit": [str(bound["limit"]) for bound in bounds],
+    }
+    if not any(predicted):
+        del columns["predicted"]
+    rows = list(zip(*columns.values(), strict=True))
+    table = m.grid(tuple(columns), rows, left=len(columns))
     said = _notes([*formulas, str(document.get("assumes", ""))])
     return m.section("No faster than (estimate)", table, *said)
 

@@ -233,6 +233,7 @@ def estimate_section(cases: Sequence[EmulatedCase]) -> m.ReportSection | None:
         (
             one.case,
             show_time(one.bounds[0].time_s),
+            one.predicted.words if one.predicted else ABSENT,
             show_time(one.reference_bounds[0].time_s) if one.reference_bounds else ABSENT,
             ABSENT if one.estimated_speedup is None else f"{one.estimated_speedup:.3g}",
         )
@@ -240,10 +241,11 @@ def estimate_section(cases: Sequence[EmulatedCase]) -> m.ReportSection | None:
     ]
     missing = dict.fromkeys(one.no_estimate for one in bounded if one.no_estimate)
     return m.section(
-        "Lower bounds: estimated, not timed",
+        "Lower bounds and predicted times: estimated, not timed",
         f"What the kernel cannot be faster than on {device}, from the emulator's counts and rates "
-        f"on paper. {ESTIMATED} is a ratio of lower bounds, not timed: the bound of the kernels "
+        f"on paper. The predicted time has its interval in brackets. "
+        f"{ESTIMATED} is a ratio of lower bounds, not timed: the bound of the kernels "
         "that torch.compile writes for the reference over the bound of this kernel.",
-        m.grid(("case", "this kernel", "reference, compiled", ESTIMATED), rows),
+        m.grid(("case", "this kernel", "predicted", "reference, compiled", ESTIMATED), rows),
         *(m.Words(f"no estimate: {why}", "note") for why in missing),
     )

@@ -39,6 +39,8 @@ CPP_ZYGOTE: Final = "ratchet.judge.workers.zygote_cpp"
 LOADERS: Final = "ratchet.loaders"
 """The entry points of functions that sources call which the judge sends to a worker with torch:
 `module:function`, for a model and for each way to run a kernel of a GPU that is not here."""
+TABLES: Final = "data"
+"""The folder of the tables that a package's modules read; it goes with them."""
 DATA: Final = "ratchet.worker_data"
 """The entry points of files and folders that a worker reads: `module:path` beside that module."""
 _TYPES_ALONE = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)+", re.MULTILINE)
@@ -96,6 +98,9 @@ def package_files(worker: str) -> Iterator[tuple[Path, str]]:
         path = file_of(name)
         assert path is not None
         yield path, _place(path)
+        tables = path.parent / TABLES
+        if path.name == "__init__.py" and tables.is_dir():
+            yield tables, _place(tables)
         kept = Path(importlib.util.cache_from_source(str(path)))
         if kept.is_relative_to(FOLDER) and kept.is_file():
             yield kept, _place(kept)

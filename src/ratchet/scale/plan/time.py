@@ -9,12 +9,21 @@ T is the tokens of one micro-batch on one rank, H the hidden size.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from ratchet.scale.plan.cluster import EXCHANGE_ONCE, HOP_S, NETWORK_HOP_S, PlannedCluster
+from ratchet.base.errors import PlanError
+from ratchet.scale.plan.cluster import (
+    EXCHANGE_ONCE,
+    HOP_S,
+    NETWORK_HOP_S,
+    PlannedCluster,
+    parse_cluster,
+)
 from ratchet.scale.plan.layout import PRECISIONS, Floats, Integers, Layouts, Stack
 from ratchet.scale.plan.memory import (
     FULL,
@@ -24,6 +33,9 @@ from ratchet.scale.plan.memory import (
     parameters_per_rank,
 )
 from ratchet.scale.plan.shape import Shape
+
+if TYPE_CHECKING:
+    from ratchet.train.workloads.fake import StepProduct
 
 NARROW: Final = PRECISIONS.index("fp8")  # From here on, products have 8 bits or fewer
 NVFP4: Final = PRECISIONS.index("nvfp4")
@@ -164,6 +176,16 @@ def product_s(
     traffic = 2.0 * (rows * inner + inner * columns + rows * columns)
     busy = flops / (_rates(cluster)[precision] * share)
     return np.asarray(np.maximum(busy, traffic / cluster.memory.per_s) + LAUNCH_S)
+
+
+def products_s(device: str, products: Sequence[StepProduct]) -> float | None:
+    """Return the seconds of a step's bf16 products on a device; None if it cannot be planned."""
+    with contextlib.suppress(PlanError):
+        cluster = parse_cluster(f"{device.lower().replace(' ', '-')}:1")
+        sizes = np.array([[one.rows, one.columns, one.inner, one.count] for one in products])
+        rows, columns, inner, count = sizes.reshape(-1, 4).T.astype(float)
+        return float(np.sum(count * product_s(cluster, rows, columns, inner)))
+    return None
 
 
 def _rates(cluster: PlannedCluster) -> Floats:

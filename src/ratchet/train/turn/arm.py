@@ -377,7 +377,7 @@ SHAPES_FACTORY: Final = address(make_shapes_arm)
 class ShapesArm(UntimedArm):
     """A training step that is looked at and never run."""
 
-    calls = ("workload", "sites")
+    calls = ("workload", "sites", "products")
 
     def __init__(self, workload: Workload, mode: FakeTensorMode) -> None:
         self._workload, self._mode = workload, mode
@@ -399,6 +399,12 @@ class ShapesArm(UntimedArm):
         least_bytes = state_bytes(workload.model) + kept
         facts = msgspec.structs.replace(facts, peak_memory_bytes=least_bytes)
         return {**document_of(facts)}
+
+    def products(self) -> list[object]:
+        """Return the products of the step as written (JSON of `StepProduct`s)."""
+        from ratchet.train.workloads.fake import step_products
+
+        return [document_of(one) for one in step_products(self._workload) or ()]
 
     def sites(self, precision: str) -> list[dict[str, object]]:
         """Return the call sites that the library's kernels could take in a precision (JSON)."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import msgspec
 
+from ratchet.amd.profile.sampled import UNPLAYED, SampledCall, Sampler
 from ratchet.base.devices import catalogue
 from ratchet.base.devices.catalogue import CatalogueDevice
-from ratchet.base.devices.ceilings import Bound, Roofline
+from ratchet.base.devices.ceilings import Roofline
 from ratchet.base.errors import RatchetError
+from ratchet.base.process import Clock
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
@@ -32,11 +35,19 @@ from ratchet.train.turn.arm import SHAPES_FACTORY as FACTORY
 from ratchet.train.turn.judge_kernels import CANDIDATES, NO_SITE, NO_TIME, RegionTrials, sites_of
 from ratchet.train.turn.loop import describe, opened, situation_of
 from ratchet.train.turn.optimize_result import Change
+from ratchet.train.turn.predicted_step import (
+    PredictedStep,
+    ProductTimes,
+    TargetKernel,
+    TargetSite,
+    predicted_step,
+)
 from ratchet.train.turn.schedule import NO_ROOM
 from ratchet.train.turn.search import chosen_levers
 from ratchet.train.turn.selection import applicable
 from ratchet.train.turn.settings import Settings, check_settings
 from ratchet.train.turn.state import Listener, Turn
+from ratchet.train.workloads.fake import StepProduct
 from ratchet.train.workloads.names import fixes_batch_size, known
 from ratchet.write.write import SHORTEST_S, Asked, Follow, write_all
 from ratchet.write.writing_result import WritingRequest, WritingResult
@@ -56,6 +67,7 @@ class TargetStep:
     facts: StepFacts
     situation: Situation
     sites: tuple[CapturedSite, ...]  # In the arithmetic that a turn would try first on a GPU
+    products: tuple[StepProduct, ...]  # Of a built-in step
     candidate: Candidate  # The step in that arithmetic
 
     @property
@@ -66,8 +78,9 @@ class TargetStep:
 def step_on(turn: Turn, target: str) -> TargetStep:
     """Return the turn's step on a target."""
     device = device_of(target)
+    products: list[StepProduct] = []
     if turn.settings.workload in known():
-        facts, sites = _without_values(turn)
+        facts, sites, products = _without_values(turn)
     else:
         facts, sites = describe(turn), lambda step: sites_of(turn, step, with_config(written, {}))
     facts = msgspec.structs.replace(facts, device=target)
@@ -83,6 +96,7 @@ def step_on(turn: Turn, target: str) -> TargetStep:
         facts=facts,
         situation=situation,
         sites=tuple(sites(candidate)),
+        products=tuple(products),
         candidate=candidate,
     )
     needed, has = step.facts.peak_memory_bytes, step.situation.memory_bytes
@@ -100,8 +114,10 @@ def device_of(target: str) -> CatalogueDevice | None:
     return max(found, key=lambda one: one.number("compute_units") or 0, default=None)
 
 
-def _without_values(turn: Turn) -> tuple[StepFacts, Callable[[Candidate], list[CapturedSite]]]:
-    """Return a built-in step's facts at a GPU's sizes, and what finds its call sites there."""
+def _without_values(
+    turn: Turn,
+) -> tuple[StepFacts, Callable[[Candidate], list[CapturedSite]], list[StepProduct]]:
+    """Return a built-in step's facts at a GPU's sizes, what finds its sites there, its products."""
     given = {"workload": turn.settings.workload, "options": turn.settings.options}
     spec = ArmSpec(
         name="shapes",
@@ -128,7 +144,14 @@ def _without_values(turn: Turn) -> tuple[StepFacts, Callable[[Candidate], list[C
 
         return turn.memo("sites", f"{step.key()}:on a GPU", list[CapturedSite], compute)
 
-    return turn.memo("workload", "on a GPU", StepFacts, facts), sites
+    def products() -> list[StepProduct]:
+        return msgspec.convert(asked("products"), list[StepProduct])
+
+    return (
+        turn.memo("workload", "on a GPU", StepFacts, facts),
+        sites,
+        turn.memo("products", "on a GPU", list[StepProduct], products),
+    )
 
 
 def _situation_on(target: str, device: CatalogueDevice | None, here: Situation) -> Situation:
@@ -159,31 +182,14 @@ PEAKS: Final[Mapping[str, tuple[str, ...]]] = {
 OTHER_BATCH: Final = "hidden batch 3"  # A region's case at another batch than the captured one
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TargetSite:
-    """Calls of one entry at the same sizes, in one step."""
-
-    shapes: Mapping[str, tuple[int, ...]]  # By the op's argument; a region's inputs are numbered
-    calls: int
-    flops: float | None = None
-    """Operations of one call's products; half of a causal attention's are left out."""
-    size_bytes: int | None = None  # Inputs and outputs of one call
-    bound_s: float | None = None
-    """Lower bound of one call; None if the catalogue or the reference does not tell."""
-    bound_by: Bound | None = None
-
-
-def whole_bound_s(sites: Sequence[TargetSite]) -> float | None:
-    """Return the lower bound of all calls in a step; None if one has none."""
-    found = [one.calls * one.bound_s for one in sites if one.bound_s is not None]
-    return sum(found) if found and len(found) == len(sites) else None
-
-
 def sites_of_entries(
     sites: Sequence[CapturedSite], device: CatalogueDevice | None
-) -> dict[str, list[TargetSite]]:
-    """Return the calls of each entry of the library's kernels that a step makes at these sites."""
-    found: dict[str, list[TargetSite]] = {}
+) -> dict[str, list[tuple[TargetSite, Problem]]]:
+    """Return the calls of each entry of the library's kernels that a step makes at these sites.
+
+    Each has the problem at its sizes.
+    """
+    found: dict[str, list[tuple[TargetSite, Problem]]] = {}
     for site, shapes in shapes_of_each(sites):
         if site.pattern == "adamw":  # a verdict is at a few of the shapes, a step updates all
             shapes = replace(shapes, parameters=tuple(site.shapes.values()))
@@ -200,7 +206,7 @@ def sites_of_entries(
                 if work is not None:
                     work = replace(work, flops=work.flops * _seen(site))
                 one = TargetSite(shapes=site.shapes, calls=site.count)
-                found.setdefault(problem.name, []).append(bounded(one, work, device))
+                found.setdefault(problem.name, []).append((bounded(one, work, device), problem))
     return found
 
 
@@ -291,35 +297,6 @@ _SHOWN: Final = ("name", "summary", "expected", "source", "changes_arithmetic")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TargetKernel:
-    """A kernel that a step would run on a target: its calls, their bound, an emulated verdict."""
-
-    library: str
-    """The kernel of the library, or `region` for a kernel written for the step's own graphs."""
-    entry: str
-    sites: tuple[TargetSite, ...]  # Its calls in one step, at the step's own sizes on the target
-    status: str  # The verdict's status, at the library's test sizes and the step's dtype
-    reason: str
-    device: str = ""  # The largest device of the catalogue that runs the target's code
-    emulated_bound_s: float | None = None
-    """Lower bound of one call there at the test sizes, from the counts of the emulator."""
-    estimated_speedup: float | None = None
-
-    @property
-    def calls(self) -> int:
-        """Return its calls in one step."""
-        return sum(one.calls for one in self.sites)
-
-    @property
-    def step_bound_s(self) -> float | None:
-        """Return the lower bound of all its calls in one step; estimated, never measured."""
-        return whole_bound_s(self.sites)
-
-    def to_json(self) -> dict[str, object]:
-        return {**asdict(self), "calls": self.calls, "step_bound_s": self.step_bound_s}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DryRun:
     """The changes that would be tried, with the reason for each that would not."""
 
@@ -333,6 +310,7 @@ class DryRun:
     sites: tuple[CapturedSite, ...] = ()
     """Call sites of the step on the target that a kernel of the library could take."""
     kernels: tuple[TargetKernel, ...] = ()
+    predicted: PredictedStep | None = None
     warnings: tuple[str, ...] = ()  # Lines on things that were left out on the target, and why
 
     def to_json(self) -> dict[str, object]:
@@ -347,6 +325,7 @@ class DryRun:
             "arithmetic": self.arithmetic,
             "sites": [asdict(one) for one in self.sites],
             "kernels": [one.to_json() for one in self.kernels],
+            "predicted_step": None if self.predicted is None else self.predicted.to_json(),
             "warnings": list(self.warnings),
         }
 
@@ -356,13 +335,15 @@ def dry_run(
     listener: Listener = lambda event, details: None,
     *,
     target: str | None = None,
+    product_times: ProductTimes = lambda device, products: None,
 ) -> DryRun:
     """Return what `optimize` would try, here or on an AMD GPU that is not here.
 
     With a `target`, such as `gfx942`, the step's call sites are those of its batch on a GPU, with
     a lower bound for each kernel's calls. Every Triton kernel that they would run is compiled for
-    the target and executed by the emulator, at small sizes. The authors also write for the regions
-    of the step's own graphs with the most to win.
+    the target and executed by the emulator, at small sizes, and its time at the step's sizes is
+    predicted. `product_times` gives the time of the products that a library runs. The authors also
+    write for the regions of the step's own graphs with the most to win.
     Raises a RatchetError for anything the user can fix.
     """
     check_settings(settings)
@@ -388,6 +369,15 @@ def dry_run(
                 arithmetic=there.candidate.config.precision,
                 sites=_shown_sites(there, settings),
                 kernels=kernels,
+                predicted=None
+                if settings.try_lever is not None
+                else predicted_step(
+                    kernels,
+                    there.products,
+                    product_times,
+                    device=there.device_name,
+                    precision=there.candidate.config.precision,
+                ),
             )
         return replace(found, warnings=tuple(turn.warnings))
 
@@ -406,7 +396,8 @@ def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[Targ
     sites = [one for one in step.sites if one.pattern in wanted]
     calls = sites_of_entries(sites, step.device)
     found: list[TargetKernel] = []
-    with Court(turn.ledger) as court:
+    sampler = Sampler(step.target, Clock.of(turn.schedule.left_s))
+    with Court(turn.ledger) as court, contextlib.closing(sampler):
         for name, shapes in kernels_of(sites):
             small = replace(SHAPES["ci"], dtype=shapes.dtype)
             problems = {one.name: one for one in LIBRARY[name].problems(small)}
@@ -415,13 +406,37 @@ def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[Targ
                     row = TargetKernel(
                         library=name,
                         entry=kernel.entry,
-                        sites=tuple(calls[kernel.entry]),
+                        sites=tuple(one for one, _ in calls[kernel.entry]),
                         status="unmeasured",
                         reason=NO_TIME,
                         device=step.device_name,
                     )
-                    found.append(_one(turn, court, kernel, problems[kernel.entry], step, row))
+                    row = _one(turn, court, kernel, problems[kernel.entry], step, row)
+                    if row.status == "correct":
+                        sized = tuple(
+                            _predicted(turn, sampler, kernel, *one) for one in calls[kernel.entry]
+                        )
+                        row = replace(row, sites=sized)
+                    found.append(row)
     return tuple(found)
+
+
+def _predicted(
+    turn: Turn, sampler: Sampler, kernel: Kernel, site: TargetSite, problem: Problem
+) -> TargetSite:
+    """Return a site with the predicted time of one call, from the ledger or new."""
+    case = next(one for one in problem.cases if one.timed)
+
+    def compute() -> SampledCall:
+        turn.tell("judging", kernel=kernel.entry)
+        return sampler.call(kernel, problem, case)
+
+    if not turn.schedule.may_judge(0.0):
+        return replace(site, no_prediction=NO_TIME)
+    key = f"{kernel.hash}:{problem.hash}:{sampler.device}"
+    call = turn.memo("sampled", key, SampledCall, compute)
+    why = "" if call.predicted is not None else call.dropped or UNPLAYED
+    return replace(site, predicted=call.predicted, no_prediction=why)
 
 
 def _written(turn: Turn, step: TargetStep) -> tuple[TargetKernel, ...]:

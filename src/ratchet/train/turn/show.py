@@ -50,8 +50,9 @@ from ratchet.train.turn.optimize_result import ArmResult, OptimizeResult, StepLi
 
 if TYPE_CHECKING:
     from ratchet.train.graph.scope import CapturedSite
-    from ratchet.train.turn.dry_run import DryRun, TargetKernel
+    from ratchet.train.turn.dry_run import DryRun
     from ratchet.train.turn.loop import Outcome
+    from ratchet.train.turn.predicted_step import PredictedStep, TargetKernel
 
 
 _DECISIONS = {
@@ -496,7 +497,9 @@ def _emulated(plan: DryRun) -> tuple[m.ReportBlock, ...]:
     said = m.note(
         "Verdicts are the emulator's, which executed the machine code at small sizes. The bound is "
         f"the least time of a kernel's calls in one step on {plan.device}, by its paper figures: "
-        "inputs and outputs pass its memory once, and products run at its peak. Nothing is timed.",
+        "inputs and outputs pass its memory once, and products run at its peak. The predicted time "
+        "of these calls plays samples of them on a clock; its interval is in brackets. Nothing is "
+        "timed.",
         on="both",
     )
     columns = (
@@ -506,11 +509,25 @@ def _emulated(plan: DryRun) -> tuple[m.ReportBlock, ...]:
             "bound a step", lambda row: show_time(row.step_bound_s) if row.step_bound_s else ABSENT
         ),
         m.Column("by", _bound_by),
+        m.Column("predicted", lambda row: one.words if (one := row.step_predicted) else ABSENT),
         m.Column("verdict", "status"),
     )
     others = [one for one in plan.kernels if one.status != "correct"]
     reasons = [m.note(f"{one.entry}: {one.reason}", on="both") for one in others]
-    return said, m.ResultTable(columns, plan.kernels), *reasons
+    return said, m.ResultTable(columns, plan.kernels), *reasons, *_predicted(plan.predicted)
+
+
+def _predicted(step: PredictedStep | None) -> tuple[m.ReportBlock, ...]:
+    """Return the predicted part of a step, and what it leaves out."""
+    whole = None if step is None else step.predicted
+    if step is None or whole is None:
+        return ()
+    parts = {"the library's kernels": step.kernels, "the vendor's products": step.products}
+    known = [f"{name} {time.words}" for name, time in parts.items() if time is not None]
+    share = "" if step.covered is None else f"{step.covered:.0%} of its products and attention: "
+    said = f"Predicted, not measured: {whole.words} of a step, {share}{', '.join(known)}."
+    left = [f"Not in it: {one}." for one in step.left_out]
+    return m.note(said, on="both"), *(m.note(one, on="both") for one in left)
 
 
 def _bound_by(kernel: TargetKernel) -> str:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ratchet.judge.problems.references import ATTENTION, backward_flops, forward_flops
@@ -129,6 +132,55 @@ FUSED: dict[object, Any] = {
 every version."""
 for _formula in FUSED.values():
     _formula._get_raw = True
+
+
+class StepProduct(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal products [rows, inner] x [inner, columns] of a step's forward and backward pass."""
+
+    rows: int
+    columns: int
+    inner: int
+    count: int
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts products of two matrices by their sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: Counter[tuple[int, int, int]] = Counter()  # by rows, columns, inner size
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        if func._overloadpacket in (aten.mm, aten.addmm):
+            left, right = args[-2:]
+            self.found[left.shape[0], right.shape[1], left.shape[1]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def step_products(workload: Workload) -> list[StepProduct] | None:
+    """Return the products of matrices of one step as written; None if only a real run can tell.
+
+    Attention and batched products are left out.
+    """
+    if workload.train_step is not None:
+        return None
+    batch, parameters = workload.batch(0), list(workload.trained().values())
+
+    def record(forward: Callable[[], Tensor], _: object) -> Counter[tuple[int, int, int]]:
+        with _Products() as products:
+            gradients_of(forward(), parameters)
+        return products.found  # type: ignore[no-any-return]  # the mode is untyped
+
+    found = pretend(workload, batch, record)
+    if found is None:
+        return None
+    return [
+        StepProduct(rows=rows, columns=columns, inner=inner, count=count * workload.accumulate)
+        for (rows, columns, inner), count in found.items()
+    ]
+
 
 _counted: WeakKeyDictionary[Workload, int] = WeakKeyDictionary()
 

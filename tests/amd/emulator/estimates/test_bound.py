@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.amd.emulator.estimates import estimate, hottest, read_told, words
+from ratchet.amd.emulator.estimates import SPAN, estimate, hottest, read_told, words
 
 COUNTS = {
     "launches": 1,
@@ -65,6 +65,25 @@ def test_an_rdna_wave_takes_a_cycle_and_a_dual_instruction_counts_once() -> None
     assert bound.vector_s == pytest.approx(15 / 4 / clock)
     assert bound.matrix_s == pytest.approx(2 * 32 / 4 / clock)
     assert bound.lds_s == pytest.approx(2 / clock)
+
+
+def test_a_predicted_time_stands_beside_the_bound_with_its_interval() -> None:
+    told = COUNTS | {"by_mnemonic": {"v_add_f32_e32": 5}}
+    known = read_told(
+        {"a": told | {"predicted_s": 1e-5}, "b": told | {"predicted_s": 2e-5}}, "gfx942"
+    )
+    case = estimate("case", "gfx942", known)
+    assert case.predicted is not None and case.predicted.device == case.bounds[0].device
+    assert case.predicted.time_s == pytest.approx(3e-5)
+    low, high = SPAN
+    assert case.predicted.low_s == pytest.approx(low * 3e-5)
+    assert case.predicted.high_s == pytest.approx(high * 3e-5)
+    assert f"predicted {case.predicted.words}, not measured" in words(case)
+    (unknown,) = read_told({"c": told | {"predicted_s": None}}, "gfx942")
+    case = estimate("case", "gfx942", [*known, unknown])
+    assert case.predicted is None and "predicted" not in words(case)
+    with pytest.raises(ValueError):
+        read_told({"a": told | {"predicted_s": -1.0}}, "gfx942")
 
 
 def test_a_wave_of_64_lanes_takes_four_cycles() -> None:

@@ -307,6 +307,8 @@ def add_launch(told: dict[str, Message], done: Any, *, key: str = "", shown: boo
         added[name] = getattr(counts, name)
     for name, more in added.items():
         sums[name] = sums.get(name, 0) + more
+    times = (sums.get("predicted_s", 0.0), done.predicted_s)
+    sums["predicted_s"] = None if None in times else sum(times)
     if shown and "shown" not in sums:
         sums["shown"] = done.shown()
     places = sums.setdefault("by_place", {})
