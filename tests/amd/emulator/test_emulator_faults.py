@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 from small_assembly import aligned, emulator, run, text_of
 
+from ratchet.amd.emulator.clock import LaunchClock
 from ratchet.amd.emulator.decode import decode
 from ratchet.amd.emulator.launch import KernelLaunch, LaunchMemory, assembly, timeline
 from ratchet.base.errors import KernelError
@@ -223,3 +225,6 @@ def test_a_workgroup_may_wait_for_a_later_one() -> None:
     )
     counts = emulator("gfx942").run(launch, limit=10_000_000)
     assert list(target[:64]) == [7] * 64 and counts.instructions > 1_000_000
+    target[:64] = [0] * 64  # the first waits for ever, if it is played alone
+    few = replace(counts, instructions=1000)
+    assert LaunchClock(emulator("gfx942")).predicted_s(launch, few, 2) is None

@@ -32,6 +32,8 @@ from ratchet.base.errors import KernelError
 BUDGET: Final = 1_500_000
 """Instructions of waves that are noted, at most."""
 LEAST_ROOM: Final = 2_000  # instructions of a wave that are noted, if it has so many
+LONGEST: Final = 16  # times the instructions that these workgroups execute on average
+SLACK: Final = 1_000_000
 FEW_ROUNDS: Final = 4
 ROUNDS, LEAST_UNITS = 3, 4  # of whole waves that are played, and the units that they need
 RECORD_BYTES: Final = 112  # of an `Instruction` in machine.hpp
@@ -265,7 +267,8 @@ def played(
             lds_bytes_per_cycle=rates.lds_bytes_per_cycle, compute_units=some, simds=simds,
             resident=per_unit, issue=ISSUE_CYCLES[kernel.lanes], room=cut, stride=dies,
         )  # fmt: skip
-        emulator.play(launch, clock, groups)
+        usual = groups * waves * wave_instructions  # of a workgroup that waits, it is far less
+        emulator.play(launch, clock, groups, int(LONGEST * usual) + SLACK)
         return clock
 
     length = min(wave_instructions, LEAST_ROOM)

@@ -210,12 +210,12 @@ class Emulator:
         _started(given.kernel, launch, self._run, ctypes.byref(launch))
         return _counted(given.kernel, launch, kept)
 
-    def play(self, given: KernelLaunch, clock: ctypes.Structure, samples: int) -> None:
+    def play(self, given: KernelLaunch, clock: ctypes.Structure, samples: int, limit: int) -> None:
         """Execute workgroups of one die without their products, and play them by a `Clock`.
 
         Memory stays as it is.
         """
-        launch, kept = self._prepared(given, limit=INSTRUCTION_LIMIT, races_pass=True)
+        launch, kept = self._prepared(given, limit=limit, races_pass=True)
         count = ctypes.c_uint64(samples)
         _started(given.kernel, launch, self._play, ctypes.byref(launch), ctypes.byref(clock), count)
         del kept
