@@ -146,7 +146,7 @@ def test_a_predicted_step_adds_kernels_and_products_and_tells_the_rest() -> None
     assert "regions" in found.left_out[2] and "the host" in found.left_out[-1]
 
     alone = predicted_step(rows[3:], [body], planned, **about | {"precision": "fp32"})
-    assert alone.predicted is None and "no rate for fp32" in " ".join(alone.left_out)
+    assert alone.predicted is None and "no planned rate for fp32" in " ".join(alone.left_out)
 
 
 def test_a_step_s_products_are_those_of_its_trace() -> None:

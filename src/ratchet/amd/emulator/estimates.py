@@ -22,6 +22,7 @@ Share Operations").
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
@@ -96,18 +97,26 @@ def estimate(case: str, target: str, kernels: Sequence[EmulatedKernel]) -> Emula
     )
 
 
-def prediction(device: str, time_s: float) -> PredictedTime:
-    """Return a time with its interval."""
-    low, high = SPAN
+def prediction(device: str, time_s: float, span: tuple[float, float] = SPAN) -> PredictedTime:
+    """Return a time with its interval, whose ends are factors of it."""
+    low, high = span
     return PredictedTime(device=device, time_s=time_s, low_s=low * time_s, high_s=high * time_s)
 
 
 def total_time(times: Sequence[PredictedTime | None]) -> PredictedTime | None:
-    """Return the sum of times on one device; None if one is unknown or there is none."""
+    """Return the sum of times on one device, of the intervals' ends too, as if all erred alike.
+
+    None if one is unknown or there is none.
+    """
     known = [one for one in times if one is not None]
     if not known or len(known) < len(times):
         return None
-    return prediction(known[0].device, sum(one.time_s for one in known))
+    return PredictedTime(
+        device=known[0].device,
+        time_s=math.fsum(one.time_s for one in known),
+        low_s=math.fsum(one.low_s for one in known),
+        high_s=math.fsum(one.high_s for one in known),
+    )
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from ratchet.amd.emulator.estimates import total_time
+from ratchet.amd.emulator.estimates import prediction, total_time
 from ratchet.base.devices.ceilings import Bound
 from ratchet.judge.verdict import PredictedTime
 from ratchet.train.workloads.config import AUTOCAST
@@ -105,23 +105,11 @@ class PredictedStep:
     @property
     def predicted(self) -> PredictedTime | None:
         """The sum of both parts; None if nothing was predicted."""
-        return added([one for one in (self.kernels, self.products) if one is not None])
+        return total_time([one for one in (self.kernels, self.products) if one is not None])
 
     def to_json(self) -> dict[str, object]:
         whole = self.predicted
         return {**asdict(self), "predicted": None if whole is None else asdict(whole)}
-
-
-def added(times: Sequence[PredictedTime]) -> PredictedTime | None:
-    """Return the sum of times and of their intervals' ends: as if all erred the same way."""
-    if not times:
-        return None
-    return PredictedTime(
-        device=times[0].device,
-        time_s=sum(one.time_s for one in times),
-        low_s=sum(one.low_s for one in times),
-        high_s=sum(one.high_s for one in times),
-    )
 
 
 def predicted_step(
@@ -142,32 +130,26 @@ def predicted_step(
         left_out.append("kernels written for the step's own regions")
     # A kernel that multiplies by the head takes the products with the vocabulary's size.
     head = [one for one in ours if one.entry == HEAD and one.status == "correct"]
-    words = {sizes[0] for one in head for site in one.sites for sizes in _weights(site.shapes)}
+    weights = [site.shapes["weight"] for one in head for site in one.sites]
+    words = {sizes[0] for sizes in weights}
     library = [one for one in products if not words & {one.rows, one.columns, one.inner}]
-    planned = product_times(device, library) if precision in AUTOCAST else None
-    if planned is None and library:
-        left_out.append(f"the library's products: the planner has no rate for {precision} there")
+    planned = product_times(device, library) if library and precision in AUTOCAST else None
+    if not products:
+        left_out.append("products of the vendor's library: known of built-in workloads alone")
+    elif planned is None and library:
+        left_out.append(f"products of the vendor's library: no planned rate for {precision} there")
     attention = [one for one in ours if one.library == "attention"]
     whole = _flops(products) + _calls_flops(attention)
     done = _flops(library) if planned is not None else 0.0
     done += _calls_flops(one for one in attention if one in known)
     if all(one in known for one in head):
         done += _flops(products) - _flops(library)
-    low, high = PRODUCT_SPAN
     return PredictedStep(
         kernels=total_time([one.step_predicted for one in known]),
-        products=None
-        if planned is None
-        else PredictedTime(
-            device=device, time_s=planned, low_s=low * planned, high_s=high * planned
-        ),
+        products=None if planned is None else prediction(device, planned, PRODUCT_SPAN),
         covered=done / whole if whole else None,
         left_out=(*left_out, NEVER),
     )
-
-
-def _weights(shapes: object) -> list[tuple[int, ...]]:
-    return [shapes["weight"]] if isinstance(shapes, dict) and "weight" in shapes else []
 
 
 def _flops(products: Iterable[StepProduct]) -> float:
