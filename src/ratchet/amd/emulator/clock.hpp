@@ -1,6 +1,9 @@
 // ---- the clock ---- What waves of neighbouring workgroups executed, in order, is played on the compute units of one die: each
 // wave in order, its waits against its own loads in flight, units and caches shared. Times are cycles of the engine. clock.py
 // has the rates with their sources.
+#include <cstdlib>
+#include <memory>
+#include <new>
 #include <queue>
 struct Level { u32 bytes, line, latency; double bytes_per_cycle; };  // of a cache; of memory, no size
 struct Clock {
@@ -13,18 +16,21 @@ struct Clock {
     // the last workgroup in another one's place; steady: an eighth of the steps, and the first wave's end
 };
 constexpr double QUEUE_CYCLES = 64;  // assumed: work that a unit holds before a wave must wait to issue
-struct Tag { u64 line = ~0ull, used = 0; double ready = 0; };
-struct Cache {  // least recently used of 16 ways; `ready` is when a line's bytes are there
-    static constexpr u32 WAYS = 16; u32 shift; u64 sets, tick = 0; std::vector<Tag> tags;
-    Cache(u64 bytes, u32 line) : shift(u32(__builtin_ctz(line))), sets(most<u64>(1, bytes / line / WAYS)), tags(sets * WAYS) {}
+struct Tag { u64 line, used; double ready; };  // the number of a line plus one; zeros: none
+struct Cache {  // least recently used of 16 ways; `ready` is when a line's bytes are there. Pages that no line needs stay untouched
+    static constexpr u32 WAYS = 16; u32 shift; u64 sets, tick = 0; std::unique_ptr<Tag[], decltype(&free)> tags;
+    Cache(u64 bytes, u32 line)
+        : shift(u32(__builtin_ctz(line))), sets(most<u64>(1, bytes / line / WAYS)), tags(static_cast<Tag*>(calloc(sets * WAYS, sizeof(Tag))), free) {
+        if (!tags) throw std::bad_alloc();
+    }
     // The place of a line of 64 bytes, and whether it was there; a line that was not takes the oldest place
     Tag& find(u64 line64, bool& hit) {
-        const u64 line = line64 << 6 >> shift, mixed = line ^ line >> 7 ^ line >> 15; Tag* row = tags.data() + mixed % sets * WAYS; Tag* old = row;
+        const u64 line = line64 << 6 >> shift, mixed = line ^ line >> 7 ^ line >> 15; Tag* row = tags.get() + mixed % sets * WAYS; Tag* old = row;
         for (u32 i = 0; i < WAYS; i++) {
-            if (row[i].line == line) { hit = true; row[i].used = ++tick; return row[i]; }
+            if (row[i].line == line + 1) { hit = true; row[i].used = ++tick; return row[i]; }
             if (row[i].used < old->used) old = row + i;
         }
-        hit = false; old->line = line; old->used = ++tick; return *old;
+        hit = false; old->line = line + 1; old->used = ++tick; return *old;
     }
 };
 struct Played {  // a wave
