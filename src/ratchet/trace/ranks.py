@@ -130,7 +130,7 @@ STANDS_OUT: Final = 0.02
 """Share of the window by which the waits for a straggler exceed those for any other rank."""
 MANY, FAR_AHEAD = 10, 4
 """Collectives after which it is enough to be waited for so many times as long as any other rank."""
-SUFFIXES = (".json", ".json.gz", ".gz", ".db", ".xplane.pb", ".pftrace")
+SUFFIXES = (".json", ".json.gz", ".gz", ".db", ".xplane.pb", ".pftrace", "kernel_trace.csv")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

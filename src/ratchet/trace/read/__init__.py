@@ -1,4 +1,4 @@
-"""Trace files to columns: Chrome and Kineto JSON, rocprofv3's JSON, pftrace and rocpd, XPlane.
+"""Trace files to columns: Chrome and Kineto JSON, rocprofv3's JSON, CSV, pftrace and rocpd, XPlane.
 
 `read` picks the reader by the file's first bytes. A JSON file becomes a stream of typed events
 (`stream`), which become columns (`gather`); a large one is shared by several processes (`shares`).
@@ -21,9 +21,11 @@ from ratchet.trace.read.perfetto import read_perfetto
 from ratchet.trace.read.rocprof import (
     is_database,
     is_rocprof,
+    is_table,
     not_read,
     read_database,
     read_rocprof,
+    read_tables,
 )
 from ratchet.trace.read.shares import gather, gather_shared
 from ratchet.trace.read.stream import beginning
@@ -57,7 +59,7 @@ _FOREIGN = {
     ".qdrep": "a report of Nsight Systems",
     ".ncu-rep": "a report of Nsight Compute",
     ".otf2": "an OTF2 archive",
-    ".csv": "a table of rocprofv3 or nsys",
+    ".csv": "a table of another form than rocprofv3's traces",
     ".pickle": "a memory snapshot of torch",
     ".pkl": "a memory snapshot of torch",
     ".pt": "a file of torch.save",
@@ -79,6 +81,8 @@ def read(path: str | Path) -> Trace:
         return read_database(path)
     if is_rocprof(path):
         return read_rocprof(path)
+    if is_table(path):
+        return read_tables(path)
     reader = {"xplane": read_xplane, "perfetto": read_perfetto}.get(protobuf_sort(path))
     if reader is not None:
         return without_device_work(reader(path))

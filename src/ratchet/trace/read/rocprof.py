@@ -1,8 +1,10 @@
-"""rocprofv3's output to columns: its JSON, and its default, a rocpd database, through its views."""
+"""rocprofv3's output to columns: its JSON, its CSV, and a rocpd database through its views."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import re
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -323,3 +325,78 @@ def _devices(connection: sqlite3.Connection) -> tuple[DeviceProperties, ...]:
         "SELECT product_name FROM rocpd_info_agent WHERE type = 'GPU' ORDER BY type_index"
     )
     return tuple(DeviceProperties(name=str(name), compute_units=0) for (name,) in rows)
+
+
+_TABLE = re.compile(
+    r"^(?P<run>.*?)(?:kernel|memory_copy|(?:hip|hsa|marker|rccl)(?:_[a-z]+)*)_trace\.csv$"
+)
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file has the name of a trace that rocprofv3 writes as CSV."""
+    return _TABLE.match(path.name) is not None
+
+
+def read_tables(path: Path) -> Trace:
+    """Read rocprofv3's CSV: this table, and the others of its run beside it.
+
+    TraceError if they hold no kernel, copy or call.
+    """
+    found = _TABLE.match(path.name)
+    assert found, path
+    run = found["run"]
+    gatherer = Gatherer()
+    beside = sorted(path.parent.iterdir())
+    for one in beside:
+        other = _TABLE.match(one.name)
+        if other and other["run"] == run and one.is_file():
+            _add_table(gatherer, _table(one, gatherer.note))
+    if not gatherer.count:
+        raise TraceError(
+            f"{path.name} holds no kernel, copy or call of rocprofv3: record with --kernel-trace "
+            "--memory-copy-trace --hip-trace"
+        )
+    listed = [row for one in beside if one.name == f"{run}agent_info.csv" for row in
+              _table(one, gatherer.note) if row.get("Agent_Type") == "GPU"]  # fmt: skip
+    units = integers([row.get("Cu_Count", 0) for row in listed]).tolist()
+    devices = tuple(
+        DeviceProperties(name=row.get("Product_Name", ""), compute_units=max(0, count))
+        for row, count in zip(listed, units, strict=True)
+    )
+    gatherer.streams_known = bool(gatherer.main["stream"].held.max(initial=0) > 0)
+    return Trace(name=path.name, platform="rocm", devices=devices, **gatherer.finish())
+
+
+def _table(path: Path, note: Callable[[str], None]) -> list[dict[str, str]]:
+    text = b"".join(unpack(path, note)).decode("utf-8", "replace")
+    rows = csv.DictReader(text.splitlines(), restval="")
+    return [row for row in rows if None not in row]
+
+
+def _add_table(gatherer: Gatherer, rows: list[dict[str, str]]) -> None:
+    if not rows or not {"Start_Timestamp", "End_Timestamp"} <= rows[0].keys():
+        return
+
+    def column(*names: str) -> list[str]:
+        known = next((name for name in names if name in rows[0]), "")
+        return [row.get(known, "").removeprefix("Agent ") for row in rows]
+
+    times = integers(column("Start_Timestamp")), integers(column("End_Timestamp"))
+    correlation, stream = integers(column("Correlation_Id")), column("Stream_Id", "Queue_Id")
+    if "Kernel_Name" in rows[0] or "Direction" in rows[0]:
+        names = column("Kernel_Name", "Direction")
+        agent = column("Destination_Agent_Id", "Agent_Id")
+        queues = stream if "Kernel_Name" in rows[0] else ["copy"] * len(rows)
+        gatherer.add_rows(
+            kernel_kinds(names) if "Kernel_Name" in rows[0] else Kind.COPY, names, *times,
+            [(f"GPU {one}", queue) for one, queue in zip(agent, queues, strict=True)],
+            correlation=correlation, stream=integers(stream), device=integers(agent),
+        )  # fmt: skip
+    elif "Function" in rows[0]:
+        calls = [d.startswith(("HIP", "HSA")) for d in column("Domain")]
+        gatherer.add_rows(
+            integers([Kind.RUNTIME if one else Kind.ANNOTATION for one in calls]),
+            column("Function"), *times,
+            list(zip(column("Process_Id"), column("Thread_Id"), strict=True)),
+            correlation=correlation,
+        )  # fmt: skip
