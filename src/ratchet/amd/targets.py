@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from ratchet.amd.compile.hip_compiler import TOO_OLD
+from ratchet.amd.compile.tools import NOT_STARTED
 from ratchet.amd.compile.triton_source import load_interpreted
 from ratchet.amd.emulator.estimates import estimate, hottest, read_told, words
 from ratchet.amd.emulator.hip_build import (
@@ -115,7 +116,9 @@ def emulated(kernel: Kernel, target: str, clock: Clock) -> Kernel:
         try:
             assembly, host = build_hip(kernel, target, clock)
         except KernelError as error:
-            missing = find_tool("clang") is None or TOO_OLD in str(error)
+            missing = find_tool("clang") is None or any(
+                one in str(error) for one in (TOO_OLD, NOT_STARTED)
+            )
             raise fault("unmeasured" if missing else "refused", str(error)) from error
         except ChildFailure as error:
             raise fault("refused", f"the source does not compile: {error}") from error

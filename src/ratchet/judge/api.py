@@ -163,7 +163,7 @@ def _loaded(
         kernel,
         entry=wanted,
         called=called and wanted is not None,
-        or_only_one=entry is None and (wanted != problem or binds),
+        or_only_one=entry is None and (of_model or wanted != problem or binds),
         of_model=of_model,
         named=entry is not None,
     )

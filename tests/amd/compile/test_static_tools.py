@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ratchet.amd.architectures import ARCHITECTURES
-from ratchet.amd.compile import tools
+from ratchet.amd.compile import hip_compiler, tools
 from ratchet.amd.compile.assembly import Instruction
+from ratchet.base.errors import KernelError
 from ratchet.judge.sandbox import rocm
 
 STAND_IN = """#!/bin/sh
@@ -76,3 +77,16 @@ def test_the_real_ones(path: Path, tmp_path: Path, installed: dict[str, str], an
     for name, program in installed.items():
         (path / name).symlink_to(str(REAL[program]))
     assert answer in tools.run_mca(ARCHITECTURES["gfx942"], BODY, tmp_path)
+
+
+def test_a_compiler_without_its_libraries_says_nothing_of_a_source(tmp_path: Path) -> None:
+    """clang of a package manager may find its libraries by a variable that the sandbox lacks."""
+    clang = tmp_path / "clang"
+    said = f"{clang}: error while loading shared libraries: libLLVM.so.19: cannot open"
+    clang.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 127\n")
+    clang.chmod(0o755)
+    with pytest.raises(KernelError, match=r"^clang cannot start in the sandbox \(error while"):
+        hip_compiler.checked([str(clang)], None)
+    clang.write_text("#!/bin/sh\necho 'a.cu:1:2: error: no' >&2\nexit 1\n")
+    with pytest.raises(KernelError, match=r"the source does not compile: a\.cu:1:2: no"):
+        hip_compiler.checked([str(clang)], None)

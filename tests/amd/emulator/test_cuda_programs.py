@@ -18,7 +18,9 @@ from ratchet.judge.sandbox.rocm import bitcode_folder, find_tool
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
 
+from ratchet.amd.port import program
 from ratchet.amd.port.program import compile_program, sources_of
+from ratchet.amd.port.scan import scan
 
 needs_hip = pytest.mark.skipif(
     find_tool("clang") is None or bitcode_folder() is None or find_spec("triton") is None,
@@ -98,6 +100,34 @@ def test_a_command_names_sources_first() -> None:
     assert sources_of(["python", "a.cu"]) == sources_of(["a.cpp"]) == []
     with pytest.raises(PortError, match=r"nowhere\.cu is no file"):
         compile_program([Path("nowhere.cu")], "gfx942")
+
+
+def test_only_what_a_program_includes_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a small program may be somebody's home, with other work and closed folders."""
+    home = tmp_path / "home"
+    for name, text in {
+        "main.cu": '#include "rows.cuh"\n#include <shared.h>\nint main() {}\n',
+        "lib/rows.cuh": '#include "../common/deep.h"\n',
+        "lib/common/deep.h": "#pragma once\n",
+        "Makefile": "all:\n\tnvcc -DROWS=4 main.cu\n",
+        "other/rest.cu": "__global__ void rest() {}\n",
+        "other/script.py": "import torch\n",
+        "beside/shared.h": "#pragma once\n",
+    }.items():
+        place = (home if name != "beside/shared.h" else tmp_path) / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    read = []
+    monkeypatch.setattr(
+        program, "scan", lambda root, names: read.append(names) or scan(root, names)
+    )
+    monkeypatch.setattr(program, "_built", lambda texts, *_: sorted(texts))
+    assert compile_program([home / "main.cu"], "gfx942") == [
+        "above/beside/shared.h", "lib/common/deep.h", "lib/rows.cuh", "main.cu",
+    ]  # fmt: skip
+    assert read[0] == {"main.cu", "lib/rows.cuh", "lib/common/deep.h", "Makefile"}
 
 
 def run(folder: Path, target: str, *words: str) -> tuple[int, dict[str, Any], str]:

@@ -176,3 +176,12 @@ def test_a_tiny_input_is_drawn_until_its_sign_is_known() -> None:
     assert "input 1's sign" in " ".join(problem.notes)
     for case in problem.cases:
         assert bool((problem.build_inputs(case, 3)[1] > 0).all()), case.name
+
+
+def test_some_rows_and_columns_are_small_enough_for_an_epsilon() -> None:
+    (first, *_), found = drawn(square), structure_of(drawn(square))
+    factor = varied(first, found, "uneven") / first
+    rows, columns = (factor.mean(dimension) for dimension in (1, 0))
+    assert factor.max() == 1 and factor.min() == 2.0**-20
+    for one in (rows, columns):
+        assert 0.05 < float((one < 2.0**-9).float().mean()) < 0.6

@@ -28,6 +28,17 @@ def left_out(x: Tensor, y: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
     return (x * 2,)
 
 
+def complex_output(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    return (torch.fft.fft(x),)
+
+
+def drawn_in_the_default_dtype(x: Tensor, scalars: Sequence[float]) -> tuple[Tensor]:
+    torch.set_default_dtype(x.dtype)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+    torch.set_default_dtype(torch.float32)
+    return (x + noise,)
+
+
 def problem(reference: str, *cases: Case) -> Problem:
     name = f"test_problem_soundness:{reference}"
     return dataclasses.replace(given.problem("silu", *cases), reference=name)
@@ -47,10 +58,12 @@ HUGE = given.case("huge", 1 << 20, 1 << 16, timed=True)
     ("asked", "words"),
     [
         (problem("noisy"), "nondeterministic"),
+        (problem("complex_output"), "its output 0 is torch.complex64, which no kernel can return"),
+        (problem("drawn_in_the_default_dtype"), "it answers otherwise in float64 (by "),
         (problem("left_out", PAIR), "does not depend on input 1"),
         (given.problem("silu", HUGE), "too large for this machine: case 'huge' needs about 2048.0"),
     ],
-    ids=["nondeterministic", "inert input", "too large"],
+    ids=["nondeterministic", "complex", "other in float64", "inert input", "too large"],
 )
 def test_a_problem_given_in_python_is_refused(
     judge: KernelJudge, asked: Problem, words: str

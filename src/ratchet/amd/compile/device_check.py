@@ -19,7 +19,7 @@ from ratchet.amd.compile.hip_compiler import (
     used,
     write_files,
 )
-from ratchet.amd.compile.tools import run_tool
+from ratchet.amd.compile.tools import run_tool, why_not_started
 from ratchet.judge.sandbox.rocm import find_tool
 
 TIME_LIMIT_S: Final = 120.0
@@ -125,7 +125,8 @@ class _Job:
         done = run_tool(command, limit_s=TIME_LIMIT_S)
         kernels, said = list[str](), ""
         if done.returncode != 0:
-            said = (done.stderr or "no message").replace(f"{root}/", "")[:MOST_SAID]
+            said = why_not_started(command, done) or done.stderr or "no message"
+            said = said.replace(f"{root}/", "")[:MOST_SAID]
         else:
             text = made.read_text(errors="replace")
             made.unlink()

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from ratchet.amd.architectures import ARCHITECTURES, Architecture
-from ratchet.amd.compile.tools import HEADERS, run_tool
+from ratchet.amd.compile.tools import HEADERS, run_tool, why_not_started
 from ratchet.base.errors import KernelError
 from ratchet.judge.sandbox.rocm import bitcode_folder, find_tool, include_folders, why_no_clang
 
@@ -329,6 +329,8 @@ def checked(command: Sequence[str], architecture: Architecture | None) -> None:
         raise KernelError(
             f"{Path(command[0]).name} {TOO_OLD} {architecture.name}: install a newer one"
         )
+    if why := why_not_started(command, done):
+        raise KernelError(why)
     if done.returncode != 0:
         raise KernelError(f"the source does not compile: {first_error(done.stderr)}")
 

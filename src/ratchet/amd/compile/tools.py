@@ -10,6 +10,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from ratchet.amd.architectures import Architecture
 from ratchet.amd.compile.assembly import Instruction
@@ -18,6 +19,7 @@ from ratchet.judge.sandbox.rocm import installed
 
 HEADERS = Path(__file__).parent / "headers"
 TOOL_TIMEOUT_S = 60.0
+LOADER_FAILED: Final = 127  # the exit code of a program whose libraries are not found
 TRIPLE = "amdgcn-amd-amdhsa"
 REFUSALS = ("not a recognized processor", "unable to get target")
 """Messages of an LLVM that is too old for a GPU, or was built without AMD's backend."""
@@ -97,6 +99,17 @@ def run_ptxas(ptx: str, folder: Path) -> str:
     source.write_text(ptx)
     command = [str(program), "-v", f"--gpu-name={target[1]}", str(source)]
     return run_tool([*command, "-o", str(folder / "kernel.cubin")]).stderr
+
+
+NOT_STARTED: Final = "cannot start in the sandbox"
+
+
+def why_not_started(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
+    """Return why a program did not even start, which says nothing of what it should read."""
+    if done.returncode != LOADER_FAILED or "shared libraries" not in done.stderr:
+        return ""
+    said = done.stderr.strip().splitlines()[0].removeprefix(f"{command[0]}: ")
+    return f"{Path(command[0]).name} {NOT_STARTED} ({said[:200]}): keep its libraries in its lib/"
 
 
 def run_tool(

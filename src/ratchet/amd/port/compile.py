@@ -26,6 +26,7 @@ from ratchet.amd.compile.device_check import (
 )
 from ratchet.amd.compile.hip_compiler import hip_headers
 from ratchet.amd.compile.process import ProfileProcess
+from ratchet.amd.compile.tools import NOT_STARTED
 from ratchet.amd.emulator.extension_build import forwards
 from ratchet.amd.emulator.hip_build import precompiled
 from ratchet.amd.port.device_code import device_codes
@@ -392,6 +393,8 @@ def _compilation(name: str, built: DeviceBuild, is_part: bool) -> Compilation:
             kernels=len(built.kernels),
             why_not_executed=NOT_EXECUTED,
         )
+    if NOT_STARTED in said:
+        return _not(name, target, said)
     if "invalid target ID" in said:
         clang = Path(find_tool("clang") or "clang").name
         return _not(name, target, f"{clang} does not know {target}: install a newer one")

@@ -29,7 +29,14 @@ from ratchet.amd.port.compile import (
     hip_texts,
     plain_texts,
 )
-from ratchet.amd.port.scan import CPP_SUFFIXES, HEADER_SUFFIXES, ScannedFile, scan
+from ratchet.amd.port.scan import (
+    CPP_SUFFIXES,
+    HEADER_SUFFIXES,
+    SKIPPED_FOLDERS,
+    ScannedFile,
+    kind_of,
+    scan,
+)
 from ratchet.base.errors import KernelError, PortError
 from ratchet.base.process import Clock
 from ratchet.base.process.child import ChildFailure
@@ -49,7 +56,8 @@ def compile_program(sources: Sequence[Path], target: str) -> Path:
     """Port and compile sources into one program; return the folder of what it became.
 
     Headers are found in the tree below the sources' common folder, or as far up as their includes
-    go. Macros are tried that the nearest build gives. The compiler runs in a sandbox.
+    go, and only what is included is read. Macros are tried that the nearest build gives. The
+    compiler runs in a sandbox.
 
     Raises:
         PortError: a source cannot be read.
@@ -61,14 +69,58 @@ def compile_program(sources: Sequence[Path], target: str) -> Path:
     root = Path(os.path.commonpath([one.absolute().parent for one in sources]))
     for _ in range(_levels(sources)):
         root = root.parent
-    scanned = scan(root)
-    texts = _texts(scanned)
-    for folder in _above(root, texts):
-        texts |= {
-            f"{ABOVE}/{folder.name}/{name}": one for name, one in _texts(scan(folder)).items()
-        }
     units = [one.absolute().relative_to(root).as_posix() for one in sources]
+    scanned = scan(root, _reached(root, units))
+    texts = _texts(scanned)
+    for folder, headers in _above(root, texts).items():
+        found = _texts(scan(folder, _reached(folder, headers)))
+        texts |= {f"{ABOVE}/{folder.name}/{name}": one for name, one in found.items()}
     return _built(texts, units, target, scanned)
+
+
+MOST_NAMES: Final = 50_000  # files below a program's folder among which its headers are
+
+
+def _reached(root: Path, units: Sequence[str]) -> set[str]:
+    """Return the names of sources, of what they include below the root, and of their builds.
+
+    The folder of a program may be somebody's home: nothing else in it is read.
+    """
+    by_end = by_last_name(itertools.islice(_names(root), MOST_NAMES))
+    seen, new = set(units), list(units)
+    while new:
+        try:
+            text = (root / new.pop()).read_text(errors="replace")
+        except OSError:
+            continue
+        for path in INCLUDED.findall(text):
+            ends = path.lstrip("./")
+            same = by_end.get(ends.rpartition("/")[2], ())
+            found = {one for one in same if one == ends or one.endswith(f"/{ends}")} - seen
+            seen |= found
+            new += found
+    folders = {parent for one in units for parent in (root / one).parents}
+    builds = (one for folder in folders if folder.is_relative_to(root) for one in folder.iterdir())
+    return seen | {
+        one.relative_to(root).as_posix()
+        for one in builds
+        if one.is_file() and (kind_of(one) in ("cmake", "shell") or one.name == "setup.py")
+    }
+
+
+def _names(root: Path) -> Iterator[str]:
+    """Yield the names of the files below a folder that may be included, the nearest first."""
+    folders = [root]
+    for folder in folders:  # grows
+        try:
+            found = sorted(os.scandir(folder), key=lambda one: one.name)
+        except OSError:
+            continue
+        for one in found:
+            if one.is_dir(follow_symlinks=False) and one.name not in SKIPPED_FOLDERS:
+                folders.append(Path(one.path))
+            elif one.name.endswith((*HEADER_SUFFIXES, *CPP_SUFFIXES, *GPU_SOURCES)):
+                yield Path(one.path).relative_to(root).as_posix()
 
 
 MAIN: Final = re.compile(r"^[ \t]*(?:int|void|auto)\s+main\s*\(", re.MULTILINE)
@@ -163,21 +215,21 @@ ABOVE: Final = "above"
 MOST_ABOVE: Final = 5  # folders above a program in which headers are looked for
 
 
-def _above(root: Path, texts: dict[str, str]) -> list[Path]:
-    """Return folders beside those above a program that have headers which it lacks.
+def _above(root: Path, texts: dict[str, str]) -> dict[Path, list[str]]:
+    """Return folders beside those above a program that have headers which it lacks, and these.
 
     Samples keep what they share in such a folder: `common/`, `include/`.
     """
     asked = {one for text in texts.values() for one in INCLUDED.findall(text)}
     here = {name.rpartition("/")[2] for name in texts}
     missing = {one for one in asked if one.rpartition("/")[2] not in here}
-    found: dict[Path, None] = {}
+    found: dict[Path, list[str]] = {}
     for above in list(root.parents)[:MOST_ABOVE]:
-        for one in sorted(missing):
+        for one in sorted(missing) if above != above.parent else ():  # not the system's folders
             for path in sorted(above.glob(f"*/{one}")):
                 if not path.is_relative_to(root) and path.is_file():
-                    found[path.parents[one.count("/")]] = None
-    return list(found)
+                    found.setdefault(path.parents[one.count("/")], []).append(one)
+    return found
 
 
 def _levels(sources: Sequence[Path]) -> int:

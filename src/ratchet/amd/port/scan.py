@@ -99,12 +99,12 @@ def _all_files(root: Path) -> Iterator[FoundFile]:
             why = ""
             if path.name in SKIPPED_FOLDERS or path.name.endswith(".egg-info"):
                 continue
-            if (path / ".git").exists():
-                why = "a submodule: run ratchet port in it"
-            elif path.is_symlink():
+            if path.is_symlink():
                 why = "a link to a folder"
             elif not os.access(path, os.R_OK | os.X_OK):
                 why = "may not be read"
+            elif (path / ".git").exists():
+                why = "a submodule: run ratchet port in it"
             if why:
                 yield FoundFile(path=path, name=path.relative_to(root).as_posix(), skipped=why)
             else:
@@ -176,12 +176,15 @@ class ScannedFile:
     unparsed: int = 0  # places that the parser could not read
 
 
-def scan(path: Path) -> list[ScannedFile]:
-    """Return every file of a tree with its findings, in the order of their names.
+def scan(path: Path, names: Iterable[str] | None = None) -> list[ScannedFile]:
+    """Return every file of a tree with its findings, or those named, in the order of their names.
 
     Raises PortError if the tree cannot be read, or without tree-sitter.
     """
-    files = list(find_files(path))
+    if names is None:
+        files = list(find_files(path))
+    else:
+        files = [_read(path / one, one, kind_of(path / one) or "cuda") for one in sorted(names)]
     known = _known(files)
     return [_scan_file(one, known) for one in files]
 

@@ -43,6 +43,8 @@ def needs_cuda(source: str, entry: str) -> str:
     """Return why a Python kernel cannot run without a GPU, in one line; "" if it may."""
     body = ast.parse(source).body
     reached = _reached(body, entry)
+    if found := _refusals(reached):
+        return _needed(*found[0])
     names = {
         one.attr if isinstance(one, ast.Attribute) else one.id
         for part in reached
@@ -61,8 +63,36 @@ def needs_cuda(source: str, entry: str) -> str:
     found = sorted({place for part in reached for place in _places(part, named)})
     if not found:
         return ""
-    line, words = found[0]
+    return _needed(*found[0])
+
+
+def refuses_cores(source: str, entry: str) -> str:
+    """Return why a Python kernel takes no tensors but a GPU's, in one line; "" if it may."""
+    found = _refusals(_reached(ast.parse(source).body, entry))
+    return _needed(*found[0]) if found else ""
+
+
+def _needed(line: int, words: str) -> str:
     return f"the kernel needs CUDA ({words} at line {line}): {NEEDS_CUDA}"
+
+
+def _refusals(reached: Sequence[ast.stmt]) -> list[tuple[int, str]]:
+    """Return the line and the words of each demand that a tensor lies on a GPU, in order."""
+    found = []
+    for one in (one for part in reached for one in ast.walk(part)):
+        match one:
+            case ast.Assert(test=asked):
+                pass
+            case ast.If(test=ast.UnaryOp(op=ast.Not(), operand=asked), body=[*_, ast.Raise()]):
+                pass
+            case _:
+                continue
+        all_of = asked.values if isinstance(asked, ast.BoolOp) else [asked]
+        either = isinstance(asked, ast.BoolOp) and isinstance(asked.op, ast.Or)
+        named = [each.attr for each in all_of if isinstance(each, ast.Attribute)]
+        if "is_cuda" in named and not either:
+            found.append((one.lineno, f"`{ast.unparse(one).splitlines()[0][:60]}`"))
+    return sorted(found)
 
 
 def _reached(body: Sequence[ast.stmt], entry: str) -> list[ast.stmt]:

@@ -65,6 +65,7 @@ DISTRIBUTIONS: Final = (
     "from_file_shifted",
     "from_file_large",
     "from_file_heavy_tailed",
+    "from_file_uneven",
     "state",
 )
 """`outliers` plants a few values of 1000, and `specials` inf, -inf and NaN, for references that

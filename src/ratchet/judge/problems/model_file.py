@@ -71,6 +71,7 @@ def _is_cuda(device: object) -> bool:
 # For worker processes only: making the module of a problem's source text runs the file.
 
 NAME = "ratchet_problem_file"
+SMALL = 2.0**-10  # a norm's usual epsilon, 1e-5, is ten times the square
 
 
 @functools.lru_cache(maxsize=2)
@@ -255,11 +256,24 @@ def _heavy_tailed(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return tensor / chi.clamp(min=1e-4).sqrt()
 
 
+def _uneven(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Make a quarter of the rows and of the columns so small that an epsilon beside them counts.
+
+    Beside the others they are too small to show the roundings of formulas that cancel near zero.
+    """
+    for dimension in range(min(tensor.dim(), 2)):
+        small = torch.rand(tensor.shape[dimension], generator=generator) < 0.25
+        factor = torch.where(small, SMALL, 1.0).to(tensor.dtype)
+        tensor = tensor * factor.view(-1, *(1,) * (tensor.dim() - dimension - 1))
+    return tensor
+
+
 _VARIED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "from_file_signed": _signed,
     "from_file_shifted": lambda tensor, _: tensor + 2.0,
     "from_file_large": lambda tensor, _: tensor * 32.0,
     "from_file_heavy_tailed": _heavy_tailed,
+    "from_file_uneven": _uneven,
 }
 
 

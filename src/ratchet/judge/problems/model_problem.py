@@ -1,9 +1,9 @@
 """Conversion of a KernelBench file to a problem. It runs the file: use it in workers only.
 
 The problem has the case that the file itself draws, and hidden ones: the same inputs with random
-signs, shifted, large, with heavy tails, and with fewer rows. A hidden case is left out if the model
-rejects it or its answer is not finite. All keep the structure that every draw of an input shows
-(`input_structure`).
+signs, shifted, large, with heavy tails, with small rows and columns, and with fewer rows. A hidden
+case is left out if the model rejects it or its answer is not finite. All keep the structure that
+every draw of an input shows (`input_structure`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SMALL_SEEDS = range(13, 75)
 FEW_ELEMENTS, MOST_ELEMENTS = 64, 1 << 22
 """Elements of a small input, and those that all further draws may have."""
 ROOM_REMEDY = "make the sizes in its file smaller"
-VARIATIONS = ("signed", "shifted", "large", "heavy_tailed")
+VARIATIONS = ("signed", "shifted", "large", "heavy_tailed", "uneven")
 
 
 def model_problem(
@@ -309,6 +309,8 @@ def _varied(given: Case, form: ModelForm, variation: str) -> Case | None:
 def _may_vary(spec: TensorSpec, structure: Structure, variation: str) -> bool:
     """Return whether an input's structure allows this variation."""
     if not getattr(torch, spec.dtype).is_floating_point or structure.codes:
+        return False
+    if variation == "uneven" and (structure.sign or structure.symmetric):
         return False
     return variation == "large" or not structure.definite  # only a factor keeps it
 

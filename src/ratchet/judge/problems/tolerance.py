@@ -143,9 +143,13 @@ class Tolerance:
             )
         rounded = own.dtype.is_floating_point or own.dtype in (torch.int8, torch.uint8)
         if self.exact or not rounded:
-            same = torch.equal(_bits(got), _bits(own))
+            if torch.equal(_bits(got), _bits(own)):
+                return checked(True, "equal bit for bit")
+            places = (_bits(got) != _bits(own)).nonzero()
             return checked(
-                same, "equal bit for bit" if same else "differs, but every bit must agree"
+                False,
+                f"{len(places):,} of {own.numel():,} elements differ, the first at "
+                f"{places[0].tolist()}, but every bit must agree",
             )
         if coded(own.dtype):
             return self._check_codes(got, own, oracle)

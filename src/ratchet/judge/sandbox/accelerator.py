@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NotRequired, TypedDict
 
 from ratchet.base.process.channel import Message
-from ratchet.judge.kernels.cuda_use import needs_cuda
+from ratchet.judge.kernels.cuda_use import needs_cuda, refuses_cores
 from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
 
 NODES: Final[dict[str, tuple[str, ...]]] = {
@@ -136,7 +136,9 @@ def may_use_gpu(kernel: Kernel, asked: str) -> bool:
 
 
 def needed_gpu(kernel: Kernel) -> str:
-    """Return why a kernel in torch cannot run without a GPU; "" if it may."""
+    """Return why a kernel in torch or Triton cannot run without a GPU; "" if it may."""
+    if kernel.language == "triton":  # its interpreter runs the rest
+        return refuses_cores(kernel.source, kernel.entry)
     return needs_cuda(kernel.source, kernel.entry) if kernel.language == "torch" else ""
 
 

@@ -35,11 +35,12 @@ from ratchet.judge.workers.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.gate import conditions as conditions_of
 from ratchet.judge.workers.gate import terms as terms_of
 from ratchet.judge.workers.rival import alarm, kept_in, start_zygote, warm
-from ratchet.judge.workers.shared_batch import SharedBatch
+from ratchet.judge.workers.shared_batch import CODES, SharedBatch
 from ratchet.judge.workers.variants import explanation
 
 OVERFLOWS = "the reference overflows, so nothing is compared"
 """Can happen with a hidden case's values at a timed case's sizes, which do not belong together."""
+OTHERWISE = 0.1  # Error in norm from which a reference computes something else in float64
 MOST_WORN_BYTES = 32 << 20  # Inputs of a larger batch are not kept for the next one
 BEYOND = "it wrote beyond its tensors: check the bounds of what it writes"
 PLANNING_CALLS, PLANNING_S = 10, 0.02
@@ -136,6 +137,15 @@ class HeldProblem:
         is_same = self._problem.is_same_in_modes(inputs)
         cases = [{**case, "is_same_in_modes": is_same} for case in cases]
         failures = gate(self._problem, self._reference, self._rng, self._inputs)
+        if failures and not self._problem.check:
+            own, exact = (self._call(one, self._problem.cases[smallest]) for one in
+                          (inputs, [widen(tensor) for tensor in inputs]))  # fmt: skip
+            if off(own, exact) > OTHERWISE:
+                raise KernelError(
+                    f"it answers otherwise in float64 (by {off(own, exact):.0%}), so no answer can "
+                    "be checked: draw random numbers with a dtype of their own, or take them as an "
+                    "input"
+                )
         if not failures and self._problem.model is None:  # a model's file is checked as it is read
             by_size = sorted(self._problem.cases, key=elements)  # the smallest mostly decides
             inert = inert_input(self._reference, by_size, self._inputs)
@@ -179,6 +189,12 @@ class HeldProblem:
         while is_planned and len(times) < PLANNING_CALLS and sum(times) < PLANNING_S:
             times = (*times, self._timed(inputs, case)[0])
         _check_untouched(case, before, inputs)
+        for at, output in enumerate(outputs):
+            if output.dtype not in CODES:
+                raise KernelError(
+                    f"its output {at} is {output.dtype}, which no kernel can return: return real "
+                    "tensors, such as torch.view_as_real makes"
+                )
 
         def oracle() -> list[Tensor]:
             return self._call([widen(tensor) for tensor in inputs], case)

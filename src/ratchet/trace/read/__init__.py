@@ -117,8 +117,8 @@ def read_chrome(path: Path) -> Trace:
     if not any(gatherer.kinds.values()):
         if _OF_XLA.search(beginning(path, 1 << 16)):
             raise TraceError(
-                f"{path.name} is an XLA profile's copy for Chrome, without what its events are: "
-                "give the .xplane.pb beside it"
+                f"{path.name} is an XLA profile's copy for Chrome, which does not say which events "
+                "are kernels: give the .xplane.pb beside it"
             )
         raise TraceError(
             f"{path.name} is a Chrome trace without an operator, a kernel or a mark: give one that "
