@@ -10,6 +10,7 @@ import torch
 
 from ratchet.base.errors import WorkloadError
 from ratchet.train.workloads.check import check
+from ratchet.train.workloads.checkpointing import apply_checkpointing
 from ratchet.train.workloads.config import StepConfig
 from ratchet.train.workloads.hf import tiny_hf
 from ratchet.train.workloads.hf_config import MOST_LAYERS, model_types, written_types
@@ -178,3 +179,24 @@ def test_experts_run_as_transformers_runs_them() -> None:
     """A loop over experts has shapes that depend on data, which breaks a compiled step apart."""
     config = tiny_hf("qwen3_moe", torch.device("cpu")).model.config
     assert config._experts_implementation == "grouped_mm"
+
+
+@pytest.mark.parametrize("how", ["full", "selective", "blocks:2"])
+def test_a_script_s_model_with_a_cache_recomputes_without_it(how: str) -> None:
+    """transformers' models fill a cache by default; a block that recomputes would fill it twice."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=3, n_head=2, vocab_size=50, n_positions=32, bos_token_id=0,
+        eos_token_id=0, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+    )  # fmt: skip
+    model, tokens = transformers.GPT2LMHeadModel(config), torch.arange(32).view(2, 16)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(tokens).logits.square().mean().backward()
+        return [one.grad.clone() for one in model.parameters()]
+
+    written = gradients()
+    apply_checkpointing(model, how)
+    torch.testing.assert_close(gradients(), written)

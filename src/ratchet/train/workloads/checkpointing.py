@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -89,8 +90,16 @@ def choices_of(checkpointing: str, blocks: int) -> str:
 
 def _wrap(block: nn.Module, **options: Any) -> None:
     forward: Callable[..., object] = block.forward
+    cache = getattr(sys.modules.get("transformers.cache_utils"), "Cache", ())
 
     def recomputing(*args: object, **kwargs: Any) -> object:
+        caches: list[Any] = [one for one in (*args, *kwargs.values()) if isinstance(one, cache)]
+        if caches:
+            # Recomputing would fill a cache twice: transformers leaves an empty one out as well.
+            if any(one.get_seq_length() for one in caches):
+                return forward(*args, **kwargs)
+            args = tuple(None if isinstance(one, cache) else one for one in args)
+            kwargs = {k: None if isinstance(v, cache) else v for k, v in kwargs.items()}
         # dynamo answers is_transformed() with True, so it is not asked there.
         if torch.compiler.is_compiling():
             again = forward  # a graph holds the tensors that it was traced with
