@@ -21,6 +21,8 @@ SHARED = pytest.StashKey[Path]()
 """The folder in which each fork has one of its own."""
 NUMBER = 4
 """Bytes of a file's number in the pipe from which the forks take files."""
+LISTED_S = 0.005
+"""pytest lists no phase of a test that took less, unless it failed."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -58,6 +60,9 @@ class _Teller:
         self.sender.send((nodeid, location))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        quick = report.passed and report.when != "call" and report.duration < LISTED_S
+        if quick and not self.config.option.xmlpath:  # nobody would show it
+            return
         told = self.config.hook.pytest_report_to_serializable(config=self.config, report=report)
         self.sender.send(told)
 
