@@ -85,3 +85,16 @@ def test_a_source_without_files_is_itself() -> None:
     source = "int main() {}"
     text, carried = split_files(source)
     assert with_files(text, carried, "//") == source
+
+
+def test_a_function_with_the_problem_s_name_does_not_answer_for_the_class(tmp_path: Path) -> None:
+    path = tmp_path / "answer.py"
+    helper = "import torch\ndef softmax(x):\n    return x.softmax(-1)\n"
+    path.write_text(f"{helper}class ModelNew(torch.nn.Module):\n    forward = softmax\n")
+    assert load_kernel(path, entry="softmax", of_model=True).entry == "ModelNew"
+    told = r"softmax is a function, and .* write class ModelNew"
+    with pytest.raises(KernelError, match=told):
+        load_kernel(path, entry="softmax", of_model=True, named=True)
+    path.write_text(helper)
+    with pytest.raises(KernelError, match=told):
+        load_kernel(path, entry="softmax", of_model=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ratchet.base.errors import KernelError
 from ratchet.judge.problems.case import Structure
 from ratchet.judge.problems.inputs import PLAIN, structure_of
 from ratchet.judge.problems.model_file import vary
@@ -185,3 +186,21 @@ def test_some_rows_and_columns_are_small_enough_for_an_epsilon() -> None:
     assert factor.max() == 1 and factor.min() == 2.0**-20
     for one in (rows, columns):
         assert 0.05 < float((one < 2.0**-9).float().mean()) < 0.6
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ("torch.unique((a * 9).int(), return_counts=True)", True),
+        ("a[a > 0.5]", True),
+        ("a[a > 0.5].sum() + b", False),
+        ("a[:int(lengths.max())] * b[:4]", False),
+    ],
+)
+def test_a_problem_whose_shapes_depend_on_values_is_refused(answer: str, told: bool) -> None:
+    text = PRODUCT.replace("def forward(self, a, b)", "def forward(self, a, b, lengths)")
+    text = text.format(answer=answer, inputs="a, b, torch.tensor([1, 4, 2])")
+    with pytest.raises(KernelError) as error:
+        model_problem(text, "shapes", scale=None, threads=1)
+        raise KernelError("judged")
+    assert ("shapes of its outputs depend" in str(error.value)) == told, error.value

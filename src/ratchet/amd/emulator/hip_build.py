@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -55,6 +56,7 @@ from ratchet.judge.sandbox.shared_memory import PackedFiles
 # tenths of a small program's compilation. They hold nothing of a candidate's, and its sandbox can
 # only read them.
 
+LOG = logging.getLogger(__name__)
 FOLDERS: Final = {True: "torch-headers", False: "hip-headers"}
 """The cache's folders of headers with torch's and without."""
 MOST_HEADERS: Final = 6
@@ -71,6 +73,8 @@ def precompiled(
         if _missing(folder, sides):
             with scratch.locked(folder):  # another command that precompiles the same is waited for
                 if missing := _missing(folder, sides):
+                    if with_torch:
+                        LOG.warning("compiling torch's headers for %s, once for this cache", target)
                     architecture = ARCHITECTURES[target]
                     precompile(folder, architecture, with_torch=with_torch, sides=missing)
             keep_few(folder.parent, MOST_HEADERS)

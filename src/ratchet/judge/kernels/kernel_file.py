@@ -191,7 +191,7 @@ def load_kernel(
         body = tree.body
         names, offered = list(python_names(body, deep=True)), _python_entries(body)
         if of_model and called:
-            _check_model(path, names, body, entry)
+            entry = _model_entry(path, names, body, entry, named=named)
             or_only_one = False
         if "triton" in imported_packages(tree):
             spoken = "triton"
@@ -289,12 +289,22 @@ def _runs_on_the_device(node: ast.FunctionDef) -> bool:
     return any(ast.unparse(one).split(".")[-1] in _DEVICE_DECORATORS for one in called)
 
 
-def _check_model(
-    path: Path, names: list[str], body: Sequence[ast.stmt], wanted: str | None
-) -> None:
-    """Raise a KernelError, in KernelBench's words, if a file has no `ModelNew`."""
+def _model_entry(
+    path: Path, names: list[str], body: Sequence[ast.stmt], wanted: str | None, *, named: bool
+) -> str | None:
+    """Return the class of a file that answers, which no function with the problem's name does.
+
+    Raises a KernelError, in KernelBench's words, if a file has no `ModelNew`.
+    """
+    if any(isinstance(one, ast.FunctionDef) and one.name == wanted for one in body):
+        if ANSWER in names and not named:
+            return ANSWER
+        raise KernelError(
+            f"{str(path)!r}: {wanted} is a function, and a KernelBench problem is answered by a "
+            f"class: write class {ANSWER}(nn.Module) whose forward calls it"
+        )
     if ANSWER in names or wanted in names:
-        return
+        return wanted
     classes = [f"class {one.name}" for one in body if isinstance(one, ast.ClassDef)]
     remedy = "write it"
     if classes:

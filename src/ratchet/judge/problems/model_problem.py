@@ -70,6 +70,7 @@ def model_problem(
     )
     with torch.no_grad():
         problem = _deterministic(problem)
+        _check_shapes(problem)
         given = problem.load_reference(), [case], problem.build_inputs
         inert = inert_input(*given, first=len(form.state))
         if inert is not None:
@@ -233,6 +234,30 @@ def _deterministic(problem: Problem) -> Problem:
             still, notes=(*still.notes, "in eval mode, since it is random in training mode")
         )
     raise KernelError(f"it is nondeterministic: {_randomness(still)}")
+
+
+def _check_shapes(problem: Problem) -> None:
+    """Raise KernelError if the shapes of the outputs depend on values that a draw may change."""
+    assert problem.model is not None
+    file, state = model_of(problem.text, problem.model), len(problem.model.state)
+    one, other = (file.draw(problem.cases[0], seed) for seed in (2, 3))
+    filled = one[:state]
+    for tensor, redrawn in zip(one[state:], other[state:], strict=True):
+        varies = tensor.numel() and not same_bits(tensor, redrawn)
+        filled.append(torch.full_like(tensor, tensor.flatten()[0].item()) if varies else tensor)
+    call = file.call(seed=3)
+    with seeded(3), file.on_this_machine():
+        right = call(*one, ())
+        try:
+            answer = call(*filled, ())
+        except Exception:  # the reference does not take equal values
+            return
+    shapes = [[tuple(tensor.shape) for tensor in outputs] for outputs in (right, answer)]
+    if shapes[0] != shapes[1]:
+        raise KernelError(
+            "the shapes of its outputs depend on the values of its inputs: return tensors whose "
+            "shapes follow from those of the inputs"
+        )
 
 
 def _randomness(problem: Problem) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -515,6 +516,10 @@ def _tells_outputs() -> Iterator[None]:
         raise fault("crashed", f"the candidate's process: {error}") from error
 
 
+ARGUMENTS: Final = re.compile(r"TypeError: .*\b(takes \d+|missing \d+ required) positional arg")
+"""Python's words if an entry is called with other arguments than it takes."""
+
+
 def _raise_refusal(
     reply: Mapping[str, object], what: str, *, status: Status = "refused", remedy: str = ""
 ) -> None:
@@ -532,6 +537,8 @@ def _raise_refusal(
         lost = DeviceLost.told_by(words, "the kernel's process")
         if lost is not None:
             raise fault("unmeasured", str(lost))
+        if ARGUMENTS.search(words):
+            remedy = "an entry takes the tensors of a case, then its scalars"
         what = f"the kernel {what}: {words}{remedy and f'; {remedy}'}"
         raise fault(status, what, raised=status == "crashed")
 
