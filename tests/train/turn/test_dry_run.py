@@ -176,4 +176,4 @@ def test_a_kernel_of_the_step_runs_as_machine_code(
     assert main(words) == 0
     rows = json.loads(capsys.readouterr().out)["kernels"]
     assert [one["status"] for one in rows] == ["correct", "correct"]
-    assert all(one["bound_s"] > 0 for one in rows)
+    assert all(one["emulated_bound_s"] > 0 and one["step_predicted"]["low_s"] > 0 for one in rows)

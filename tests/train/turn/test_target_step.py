@@ -119,12 +119,12 @@ def test_a_predicted_step_adds_kernels_and_products_and_tells_the_rest() -> None
         asked.append([*products])
         return 2e-3
 
-    head = StepProduct(rows=1024, columns=32000, inner=64, count=1)
+    head = StepProduct(rows=1024, columns=512, inner=64, count=1)
     body = StepProduct(rows=1024, columns=64, inner=64, count=3)
-    flops = 2.0 * 1024 * 64 * (32000 + 3 * 64)
+    flops = 2.0 * 1024 * 64 * (512 + 3 * 64)
     played = prediction("MI300X", 1e-3)
     forward = TargetSite(shapes={}, calls=2, flops=flops / 2, predicted=played)
-    words = TargetSite(shapes={"weight": (32000, 64)}, calls=1, predicted=played)
+    words = TargetSite(shapes={"x": (2, 512, 64), "weight": (512, 64)}, calls=1, predicted=played)
     silent = TargetSite(shapes={}, calls=1, flops=flops, no_prediction="it spills")
     rows = (
         kernel("attention_forward", "correct", forward),

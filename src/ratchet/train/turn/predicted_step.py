@@ -6,6 +6,7 @@ vendor's library runs take the planner's time. The rest of the step has no predi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
@@ -128,11 +129,14 @@ def predicted_step(
     ]
     if any(one.library == "region" for one in kernels):
         left_out.append("kernels written for the step's own regions")
-    # A kernel that multiplies by the head takes the products with the vocabulary's size.
+    # A kernel that multiplies by the head takes the three products of tokens, words and features.
     head = [one for one in ours if one.entry == HEAD and one.status == "correct"]
-    weights = [site.shapes["weight"] for one in head for site in one.sites]
-    words = {sizes[0] for sizes in weights}
-    library = [one for one in products if not words & {one.rows, one.columns, one.inner}]
+    taken = [
+        sorted((math.prod(site.shapes["x"][:-1]), *site.shapes["weight"]))
+        for one in head
+        for site in one.sites
+    ]
+    library = [one for one in products if sorted((one.rows, one.columns, one.inner)) not in taken]
     planned = product_times(device, library) if library and precision in AUTOCAST else None
     if not products:
         left_out.append("products of the vendor's library: known of built-in workloads alone")
