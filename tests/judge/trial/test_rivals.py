@@ -185,3 +185,24 @@ def test_what_the_reference_started_ends_with_its_worker(
         while any((s := families.read_state(pid)) and s.alive for pid in started):
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+RECTIFIED = """ENTRY {
+    const int64_t n = rows(t) * t->size[t->ndim - 1];
+    for (int64_t i = 0; i < n; ++i) {
+        const float x = ((const float*)t[0].data)[i];
+        ((float*)t[1].data)[i] = x > 0 ? x : 0;
+    }
+    return 0;
+}"""
+
+
+@pytest.mark.parametrize(("rows", "arms"), [(16, 3), (512, 4)])
+def test_only_a_reference_that_starts_a_second_thread_is_also_timed_on_one(
+    rows: int, arms: int, judge: KernelJudge, few_rounds: None
+) -> None:
+    """torch shares out such an operation from 32,768 elements on."""
+    problem = given.problem("rectified", given.case("timed", rows, 256, timed=True))
+    verdict = judge.judge(given.cpp(RECTIFIED), problem)
+    found = len({sample.arm for sample in verdict.samples})
+    assert found == (arms if judge.threads > 1 else 3), verdict.reason

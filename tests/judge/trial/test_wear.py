@@ -39,13 +39,14 @@ def test_results_of_a_larger_batch_are_no_growth(
 
     made = [0]
 
-    def batch(self: Any, *_: object, ways: list[object], calls: int = 32, **__: object) -> str:
-        ways.clear()
+    def run(self: Any, now: Any, **_: object) -> str:
+        calls = len(now.dealt.handing)
+        self.call_s[0] = 1e-3
         made[0] = self.made = self.made + calls
         largest[0] = max(largest[0], calls)
         return ""
 
-    monkeypatch.setattr(many_calls._Worn, "batch", batch)
+    monkeypatch.setattr(many_calls._Worn, "_run", run)
     candidate: Any = SimpleNamespace(
         uncounted=contextlib.nullcontext,
         returns_outputs=False,
@@ -64,6 +65,7 @@ def test_results_of_a_larger_batch_are_no_growth(
         timed=[0],
         accelerator="a GPU",
         is_same_in_modes=False,
+        with_fewer_calls=lambda wanted, run, least: run(wanted),
     )
     record = Record()
     many_calls.check_wear(candidate, opened, record, CheckedCases(candidate))

@@ -18,7 +18,16 @@ from fake_gpu import FLAVOURS, FakeDriver, build_driver
 from ratchet.base.process.channel import Channel, close_descriptors, open_pair
 from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.workers import device, driver_memory
-from ratchet.judge.workers.device import DeviceMemory, HostMemory, Memory, flat_bytes
+from ratchet.judge.workers.device import (
+    BLANK,
+    DeviceMemory,
+    HostBlock,
+    HostMemory,
+    Memory,
+    bytes_of,
+    filled,
+    flat_bytes,
+)
 from ratchet.judge.workers.driver_memory import (
     AccessDescription,
     AllocationFlags,
@@ -310,8 +319,12 @@ def test_both_memories_hold_the_same_tensors(fake: FakeDriver) -> None:
     kinds: list[Memory] = [HostMemory(), memory_of(fake)]
     for memory in kinds:
         block, region = memory.block("test", 4096), memory.region(4096, 2)
-        block.blank()
-        block.write(64, flat_bytes(torch.arange(8, dtype=torch.bfloat16)))
+        values = flat_bytes(torch.arange(8, dtype=torch.bfloat16))
+        if isinstance(block, HostBlock):
+            block.fill([*filled(64, BLANK), bytes_of(values), *filled(4096 - 80, BLANK)])
+        else:
+            block.blank()
+            block.write(64, values)
         block.finish(fixed=False)
         region.reveal(block.descriptor, writable=True)
         seen = memory.tensor(region.address + 64, torch.bfloat16, (2, 2), (4, 1))

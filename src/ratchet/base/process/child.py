@@ -276,6 +276,10 @@ class Child:
         """The end of what the child printed (at most 16 KiB)."""
         return self._output.text()
 
+    def begin_close(self) -> None:
+        """Kill the processes of a stopped family; `close` waits for their end, and must follow."""
+        families.kill(self._stopped)
+
     def close(self) -> None:
         """Kill every process of the child's family. May be called twice."""
         if self.closed:

@@ -13,7 +13,7 @@ from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
 from ratchet.judge.sandbox.shared_memory import Handing
 from ratchet.judge.trial.candidate import CandidateProcess
-from ratchet.judge.trial.kernel_checks import check_call
+from ratchet.judge.trial.kernel_checks import check_calls
 from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem, Rivalry
 from ratchet.judge.trial.reference import COMPILED, OutputMode, RivalProcess
 from ratchet.judge.verdict import fault
@@ -21,7 +21,8 @@ from ratchet.judge.verdict import fault
 REFERENCE, TWIN, CANDIDATE = "reference", "reference again", "candidate"
 ONE_THREAD = "reference on one thread"
 """A rival for short calls. Waking a second thread can cost more than it gives, depending on the
-host. The kernel must beat the reference, not the wake-up."""
+host. The kernel must beat the reference, not the wake-up. A reference that starts no second thread
+wakes none."""
 SHORT_CALL_S = 0.001
 WARM_CALLS, WARM_S = 3, 0.5
 """Untimed calls at the start of a launch, or the seconds they take. Until the third call, results
@@ -38,8 +39,12 @@ class RoundSeeds:
     have the same values.
     """
 
-    def __init__(self, opened: OpenProblem, *, fresh: bool = True) -> None:
+    def __init__(
+        self, opened: OpenProblem, *, fresh: bool = True, arms: int = 0, rounds: int = 0
+    ) -> None:
+        """With `arms` that many take part in each of the rounds: batches are drawn ahead."""
         self._rng = opened.rng
+        self._arms, self._batches, self._taken = arms, arms * rounds, 0
         self._fresh = fresh
         self._rounds: list[list[int]] = []
 
@@ -49,6 +54,14 @@ class RoundSeeds:
         while len(self._rounds) <= place:
             self._rounds.append([self._rng.getrandbits(48) for _ in range(calls)])
         return self._rounds[place]
+
+    def following(self, calls: int) -> list[int]:
+        """Return the seeds of the batch after the one that is drawn now; none if it is the last."""
+        if not self._fresh:
+            return self.of(0, calls)
+        self._taken += 1
+        is_last = self._taken >= self._batches
+        return [] if is_last else self.of(self._taken // self._arms, calls)
 
 
 class RoundArm:
@@ -65,10 +78,14 @@ class RoundArm:
         """Begin rounds, warm or timed, on values that the other arms take too."""
         self._seeds, self._batch = seeds, 0
 
-    def _drawn(self, calls: int) -> contextlib.AbstractContextManager[DrawnBatch]:
-        """Draw the next batch."""
+    @contextlib.contextmanager
+    def _drawn(self, calls: int) -> Iterator[DrawnBatch]:
+        """Draw the next batch, and begin to draw the one after it."""
         seeds = self._seeds.of(self._batch, calls) if self._seeds is not None else ()
-        return self._opened.draw(self._case, calls, writable_inputs=False, seeds=seeds)
+        with self._opened.draw(self._case, calls, writable_inputs=False, seeds=seeds) as batch:
+            if self._seeds is not None and (following := self._seeds.following(calls)):
+                self._opened.draw_ahead(self._case, calls, seeds=following)
+            yield batch
 
 
 class RivalArm(RoundArm):
@@ -260,8 +277,9 @@ class CandidateArm(RoundArm):
         return run_batch(self._candidate, self._opened, batch, limit_s, meanwhile)
 
     def _check(self, batch: DrawnBatch, codes: list[int], calls: Sequence[int]) -> None:
-        for call in calls:
-            answer = check_call(self._candidate, self._opened, batch, call, codes[call])
+        asked = {call: codes[call] for call in calls}
+        answers = check_calls(self._candidate, self._opened, batch, asked)
+        for call, answer in zip(asked, answers, strict=True):
             if any(codes) or not answer.passed:
                 what = f" with {batch.values[call]}" if batch.values else ""
                 why = f"right before it was timed, wrong while it was{what}: {answer.detail}"
@@ -299,7 +317,8 @@ def rivals(process: CandidateProcess, rivalry: Rivalry, case: int) -> Iterator[S
     names = [REFERENCE, TWIN, *([COMPILED] if COMPILED in processes.lasting else [])]
     outputs = output_mode(process, opened)
     threads, on_gpu = opened.reference.threads, opened.accelerator is not None
-    if threads > 1 and opened.cases[case].time_s < SHORT_CALL_S and not on_gpu:
+    is_short = opened.cases[case].time_s < SHORT_CALL_S
+    if threads > 1 and is_short and not on_gpu and case not in rivalry.alone:
         names.append(ONE_THREAD)
     with contextlib.ExitStack() as stack:
         started = {}
@@ -308,15 +327,13 @@ def rivals(process: CandidateProcess, rivalry: Rivalry, case: int) -> Iterator[S
                 rival = processes.begin(threads=1 if name == ONE_THREAD else threads)
                 started[name] = rival
                 if not on_gpu:
-                    stack.callback(processes.end, rival)
+                    stack.callback(processes.end_later, rival)
         for rival in started.values():
             rival.await_load()
+        processes.end_all_that_end()
         found = processes.lasting | started
         if on_gpu:
             processes.lasting = found
-        else:
-            for rival in started.values():
-                stack.callback(rival.begin_close)
         yield [RivalArm(name, found[name], rivalry, case, outputs) for name in names]
 
 

@@ -480,6 +480,10 @@ class CandidateProcess:
         with _decides():
             return self._child.work_at_rest_s(window_s)
 
+    def begin_close(self) -> None:
+        """Let a stopped family end while others start; `close` must follow."""
+        self._child.begin_close()
+
     def close(self) -> None:
         """Kill the whole family and remove what it left."""
         if self._returned is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -47,6 +47,7 @@ NEAR: Final = 0.5
 """On a size that the problem does not state, an answer that is further off than this (the norm of
 its error over that of the right answer) is taken for another computation, not for an inexact
 one."""
+AT_ONCE_S: Final = 0.1  # Calls are compared in one message if that takes no longer
 VARIED_S = 0.3
 """Seconds for checking a timed case with values that are drawn as those of hidden cases are."""
 
@@ -282,9 +283,28 @@ def check_call(
 
     With `again`, the right answers are kept for other kernels' calls on the same values.
     """
-    with _naming(batch, opened):
-        candidate.deliver(call)
-    return answer_of_call(code, opened.check(batch, call, code, again=again))
+    return next(check_calls(candidate, opened, batch, {call: code}, again=again))
+
+
+def check_calls(
+    candidate: CandidateProcess,
+    opened: OpenProblem,
+    batch: DrawnBatch,
+    codes: Mapping[int, int],
+    *,
+    again: bool = False,
+) -> Iterator[CallAnswer]:
+    """Compare the outputs of calls, given with their codes: all at once if that is cheap."""
+    calls = list(codes.items())
+    is_cheap = 0 < opened.check_time_s[batch.case] * len(calls) < AT_ONCE_S
+    for part in [calls] if is_cheap else [[one] for one in calls]:
+        for call, _ in part:
+            with _naming(batch, opened):
+                candidate.deliver(call)
+        for (_, code), found in zip(
+            part, opened.check_together(batch, part, again=again), strict=True
+        ):
+            yield answer_of_call(code, found)
 
 
 @contextlib.contextmanager

@@ -48,6 +48,8 @@ class Launches:
         self._given = {} if compilations is None else {"compilations": compilations}
         self.built: PackedFiles | None = None
         """Extensions that the first process built (`load_inline`), for those after it."""
+        self._ending: list[CandidateProcess] = []
+        """The process of the last launch: it ends while the next one starts."""
         self._builds = uses_extensions(kernel) and accelerator is None and has_namespaces()
         self._library: int | None = None
         self._standing: list[CandidateProcess] = []
@@ -72,7 +74,7 @@ class Launches:
         if self._counting is not None:
             self._counting.close()
             self._counting = None
-        for processes in (self._standing, self._spare):
+        for processes in (self._standing, self._spare, self._ending):
             while processes:
                 processes.pop().close()
         for what in ("extensions", "triton"):
@@ -114,9 +116,12 @@ class Launches:
         try:
             with _in_time():
                 self._load(process)
+            while self._ending:
+                self._ending.pop().close()
             yield process
         finally:
-            process.close()
+            process.begin_close()
+            self._ending.append(process)
 
     def share_compiled(self, process: CandidateProcess) -> None:
         """Give those after the process that was checked what Triton compiled in it.

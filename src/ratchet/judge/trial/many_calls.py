@@ -10,13 +10,19 @@ import math
 import time
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from ratchet.judge.sandbox.shared_memory import Handing
 from ratchet.judge.trial.candidate import CandidateProcess, Held
-from ratchet.judge.trial.kernel_checks import INEXACT, CheckedCases, check_call, make_calls
+from ratchet.judge.trial.kernel_checks import (
+    INEXACT,
+    CheckedCases,
+    check_call,
+    check_calls,
+    make_calls,
+)
 from ratchet.judge.trial.open_problem import DrawnBatch, OpenProblem, Record
-from ratchet.judge.trial.orders import Orders
+from ratchet.judge.trial.orders import Dealt, Orders
 from ratchet.judge.verdict import Evidence, fault
 
 FEWEST, MOST = 4, 8
@@ -87,8 +93,14 @@ def first_wrong(
     for other kernels' calls on the same values.
     """
     began = time.perf_counter()
-    for place, call in enumerate(order):
-        if place >= least and time.perf_counter() - began > COMPARED_S:
+    together, alone = order[:least], order[least:]
+    for answer in check_calls(
+        candidate, opened, batch, {call: codes[call] for call in together}, again=again
+    ):
+        if not answer.passed:
+            return answer.detail
+    for call in alone:
+        if time.perf_counter() - began > COMPARED_S:
             break
         answer = check_call(candidate, opened, batch, call, codes[call], again=again)
         if not answer.passed:
@@ -148,6 +160,14 @@ REST_S, REST_LOOKS, REST_SHARE = 0.03, 2, 0.1
 """Seconds of a look at a process without an order, the looks, and the share that it may work."""
 
 
+class _Coming(NamedTuple):
+    """A batch of a case that is dealt: its place, and the ways in which its calls come."""
+
+    case: int
+    place: int
+    dealt: Dealt
+
+
 @dataclass(kw_only=True)
 class _Worn:
     """The calls that one process has made, and its memory after each round."""
@@ -161,15 +181,36 @@ class _Worn:
 
     def __post_init__(self) -> None:
         self.orders = Orders(self.candidate, self.opened)
+        self._coming: _Coming | None = None
 
     def round(self, places: dict[int, int]) -> str:
-        """Call each case once more; return how a call is wrong, of which one is compared."""
-        for index, place in places.items():
-            is_one = is_cheap(self.opened, index)
-            ways = self.orders.next(ALIKE if is_one else 0)
-            if detail := self.batch(index, place, most=int(is_one), ways=ways):
+        """Call each case once more; return how a call is wrong, of which one is compared.
+
+        The batch after it is drawn meanwhile.
+        """
+        following = [*list(places)[1:], next(iter(places))]
+        for index, then in zip(places, following, strict=True):
+            now = self._coming or self._deal(index, places[index])
+            self._coming = self._deal(then, places[then])
+            if detail := self._run_fitting(now, self._coming):
                 return detail
         return ""
+
+    def _run_fitting(self, now: _Coming, then: _Coming) -> str:
+        """Run a batch of a round, with fewer calls if memory is refused."""
+        dealt = now.dealt
+
+        def run(calls: int) -> str:
+            fewer = calls < len(dealt.handing)
+            one = now._replace(dealt=self.orders.deal(calls, dealt.kinds)) if fewer else now
+            return self._run(one, most=int(is_cheap(self.opened, now.case)), then=then)
+
+        return self.opened.with_fewer_calls(len(dealt.handing), run, least=2)
+
+    def _deal(self, index: int, place: int) -> _Coming:
+        """Deal a batch of a round."""
+        ways = self.orders.next(ALIKE if is_cheap(self.opened, index) else 0)
+        return _Coming(index, place, self.orders.deal(self._calls(index, BATCH), ways))
 
     def last(self, places: dict[int, int]) -> str:
         """Call each case once more; return how a call is wrong, of which most are compared.
@@ -205,31 +246,38 @@ class _Worn:
         are taken from the list as far as there is room. These mostly repeat an earlier call's
         inputs but for a few elements.
         """
-        opened = self.opened
 
         def run(calls: int) -> str:
             dealt = self.orders.deal(calls, ways)
-            drawn = opened.draw(
-                index,
-                calls,
-                writable_inputs=False,
-                places=place,
-                alike=sorted(dealt.pairs),
-                handing=dealt.handing,
-            )
-            with drawn as batch:
-                began = time.perf_counter()
-                codes = make_calls(self.candidate, opened, batch)
-                took_s = (time.perf_counter() - began) / calls
-                self.call_s[index] = min(self.call_s.get(index, math.inf), took_s)
-                self.made += calls
-                self._check_taken(index, codes)
-                detail = self._compared(batch, codes, most, [call for call, _ in dealt.pairs])
+            detail = self._run(_Coming(index, place, dealt), most=most)
             ways[:] = [one for one in ways if one not in dealt.kinds]
             return detail
 
         wanted = self._calls(index, BATCH if calls is None else calls)
-        detail = opened.with_fewer_calls(wanted, run, least=2)
+        return self.opened.with_fewer_calls(wanted, run, least=2)
+
+    def _run(self, now: _Coming, *, most: int, then: _Coming | None = None) -> str:
+        """Run a dealt batch while another is drawn; return how a call is wrong."""
+        opened, index, calls = self.opened, now.case, len(now.dealt.handing)
+        drawn = opened.draw(
+            index,
+            calls,
+            writable_inputs=False,
+            places=now.place,
+            alike=sorted(now.dealt.pairs),
+            handing=now.dealt.handing,
+        )
+        with drawn as batch:
+            if then is not None:
+                pairs, count = sorted(then.dealt.pairs), len(then.dealt.handing)
+                opened.draw_ahead(then.case, count, places=then.place, alike=pairs)
+            began = time.perf_counter()
+            codes = make_calls(self.candidate, opened, batch)
+            took_s = (time.perf_counter() - began) / calls
+            self.call_s[index] = min(self.call_s.get(index, math.inf), took_s)
+            self.made += calls
+            self._check_taken(index, codes)
+            detail = self._compared(batch, codes, most, [call for call, _ in now.dealt.pairs])
         name = opened.problem.cases[index].name
         why = f"after {self.made} calls in one process with changing inputs, case {name}"
         return f"{why}{detail}" if detail else ""

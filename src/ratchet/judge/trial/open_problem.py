@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from ratchet.base.errors import JudgeError
 from ratchet.base.process import Clock
@@ -253,6 +253,8 @@ class OpenProblem:
         self._is_emulated = is_emulated
         self._flushed: Message = {}
         self._batches = 0
+        self._ahead: tuple[Message, int] | None = None
+        """The order that was given ahead, and the number of its batch."""
         self._in_use: list[int] = []
         """The batches that are held here. The worker gives the others back with the next draw."""
         self._batch_part = 1
@@ -339,24 +341,26 @@ class OpenProblem:
         inputs it repeats but for a few elements, where the answer shows such a change. `handing`
         says how the candidate gets each call's inputs; without, each has its own.
         """
-        drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
-        self._batches += 1
-        number = self._batches
-        is_large = calls * self.cases[case].bytes > MOST_KEPT_BYTES
-        reply, memories = self.reference.ask_for_memory(
-            limit_s=self.clock.reference_limit_s,
-            do="draw",
-            batch=number,
+        wanted: dict[str, Any] = dict(
             case=case,
-            seeds=[drawn[call % len(drawn)] for call in range(calls)],
-            round=bool(seeds),
+            calls=calls,
             writable_inputs=writable_inputs,
+            distinct=distinct,
             values=list(values),
+            seeds=list(seeds),
             places=places,
             alike=list(alike),
-            in_use=self._in_use,
         )
-        self._in_use.append(number)
+        limit_s = self.clock.reference_limit_s
+        if self._ahead is not None and self._ahead[0] == wanted:
+            number, self._ahead = self._ahead[1], None
+            reply, memories = self.reference.take_ahead(limit_s=limit_s)
+        else:
+            message = self._order(**wanted)
+            number = self._batches
+            reply, memories = self.reference.ask_for_memory(limit_s=limit_s, **message)
+            self._in_use.append(number)
+        is_large = self._is_large(case, calls)
         try:
             yield DrawnBatch(
                 number=number,
@@ -372,6 +376,62 @@ class OpenProblem:
             self._in_use.remove(number)
             if is_large and self.reference.alive:
                 self.reference.ask(limit_s=30.0, do="release", in_use=self._in_use)
+
+    def _order(
+        self,
+        *,
+        calls: int,
+        distinct: int | None = None,
+        seeds: Sequence[int] = (),
+        **more: object,
+    ) -> Message:
+        """Return the order for a new batch, whose number is then `_batches`."""
+        drawn = seeds or [self.rng.getrandbits(48) for _ in range(min(calls, distinct or calls))]
+        self._batches += 1
+        return {
+            "do": "draw",
+            "batch": self._batches,
+            "seeds": [drawn[call % len(drawn)] for call in range(calls)],
+            "round": bool(seeds),
+            "in_use": list(self._in_use),
+            **more,
+        }
+
+    def _is_large(self, case: int, calls: int) -> bool:
+        return calls * self.cases[case].bytes > MOST_KEPT_BYTES
+
+    def draw_ahead(
+        self,
+        case: int,
+        calls: int,
+        *,
+        seeds: Sequence[int] = (),
+        places: int | None = None,
+        alike: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Begin the batch that `draw` will be asked for next with these options.
+
+        The reference worker draws while the batch before is prepared, and stands still while
+        anything is timed. A large batch is not drawn ahead, nor is one on a GPU, which would draw
+        beside what it times.
+        """
+        if self.accelerator is not None or self._is_large(case, calls):
+            return
+        if self._ahead is not None:
+            self._in_use.remove(self._ahead[1])
+        wanted: dict[str, Any] = dict(
+            case=case,
+            calls=calls,
+            writable_inputs=False,
+            distinct=None,
+            values=[],
+            seeds=list(seeds),
+            places=places,
+            alike=list(alike),
+        )
+        self.reference.ask_ahead(**self._order(**wanted))
+        self._ahead = wanted, self._batches
+        self._in_use.append(self._batches)
 
     def _read(self, number: int, spots: Sequence[Spot]) -> list[bytes]:
         """Return the bytes at some spots of a batch in a GPU's memory."""
@@ -420,10 +480,16 @@ class OpenProblem:
 
         With `again`, the right answers are kept for other arms' calls on the same values.
         """
+        return self.check_together(batch, [(call, code)], again=again)[0]
+
+    def check_together(
+        self, batch: DrawnBatch, calls: Sequence[tuple[int, int]], *, again: bool = False
+    ) -> list[CallCheck]:
+        """Compare several calls, given with their codes, in one message: `check`."""
         began = time.perf_counter()
-        reply = self.ask(do="check", batch=batch.number, call=call, code=code, again=again)
-        self.check_time_s[batch.case] = time.perf_counter() - began
-        return CallCheck(**reply)
+        reply = self.ask(do="check", batch=batch.number, calls=list(calls), again=again)
+        self.check_time_s[batch.case] = (time.perf_counter() - began) / len(calls)
+        return [CallCheck(**one) for one in reply["found"]]
 
     def with_fewer_calls(self, wanted: int, run: Callable[[int], T], *, least: int = 1) -> T:
         """Run with the wanted calls of a batch, and again with half as long as memory is refused.
@@ -458,6 +524,8 @@ class Rivalry:
     rivals: Rivals
     record: Record
     device_clock: DeviceClock = field(default_factory=DeviceClock)
+    alone: set[int] = field(default_factory=set)
+    """The cases on which the reference works in one thread, however many it may use."""
     least_calls: int = 1  # The fewest calls of a timed batch, unless they are too large or too slow
     among: int = 1  # Verdicts that share one chance of a false answer
 

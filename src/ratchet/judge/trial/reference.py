@@ -55,6 +55,8 @@ class ReferenceProcess:
             enclosed=True,
             counts_work=True,
         )
+        self._ahead: str | None = None  # What was asked for ahead, until its answer is fetched
+        self._fetched: tuple[Message, list[int]] | None = None
 
     @property
     def pid(self) -> int:
@@ -71,12 +73,35 @@ class ReferenceProcess:
 
     def ask_for_memory(self, *, limit_s: float, **message: object) -> tuple[Message, list[int]]:
         """Ask; return also the answer's descriptors, which belong to the caller."""
+        self._fetch(limit_s)
         self._child.send(message)
-        reply, handed = self._child.receive(str(message["do"]), limit_s=limit_s)
-        if "error" in reply:
-            close_descriptors(handed)
-        raise_fault(reply)
-        return reply, handed
+        return _without_fault(*self._child.receive(str(message["do"]), limit_s=limit_s))
+
+    def ask_ahead(self, **message: object) -> None:
+        """Ask for what is needed next; `take_ahead` returns the answer, which is forgotten else."""
+        self.forget_ahead()
+        self._child.send(message)
+        self._ahead = str(message["do"])
+
+    def take_ahead(self, *, limit_s: float) -> tuple[Message, list[int]]:
+        """Return the answer to what was asked ahead, as `ask_for_memory` does."""
+        self._fetch(limit_s)
+        assert self._fetched is not None
+        found, self._fetched = self._fetched, None
+        return _without_fault(*found)
+
+    def forget_ahead(self) -> None:
+        """Forget what was asked ahead."""
+        self._fetch(START_S)
+        if self._fetched is not None:
+            close_descriptors(self._fetched[1])
+            self._fetched = None
+
+    def _fetch(self, limit_s: float) -> None:
+        """Wait for the answer to what was asked ahead, so that the next one is another's."""
+        what, self._ahead = self._ahead, None
+        if what is not None:
+            self._fetched = self._child.receive(what, limit_s=limit_s)
 
     def zygote(self) -> Forks:
         """Return the zygote from which rivals and the keepers of problem files are forked."""
@@ -114,7 +139,18 @@ class ReferenceProcess:
         self._child.resume()
 
     def close(self) -> None:
+        if self._fetched is not None:
+            close_descriptors(self._fetched[1])
+            self._fetched = None
         self._child.close()
+
+
+def _without_fault(reply: Message, handed: list[int]) -> tuple[Message, list[int]]:
+    """Return a trusted worker's answer; raises what `raise_fault` does."""
+    if "error" in reply:
+        close_descriptors(handed)
+    raise_fault(reply)
+    return reply, handed
 
 
 def _end_keeper(watch: int) -> None:
@@ -206,6 +242,11 @@ class _Forked:
         self._channel.close()
 
 
+OWN_THREADS = (
+    2  # Of a rival that has loaded the reference: its first, and one that sleeps (`settle`)
+)
+
+
 class RivalProcess(_Forked):
     """One process of the reference. A failure in it is a fault of the judge."""
 
@@ -213,6 +254,9 @@ class RivalProcess(_Forked):
         super().__init__(zygote)
         self._clock = clock
         self._stopped: Sequence[int] = ()
+        self._last: Sequence[int] = ()  # The processes of the last full stop
+        self._members: Sequence[int] = ()
+        """Its processes, once they were the same at two stops: only these are stopped then."""
         self.device_s: float | None = None  # The last batch's seconds by the GPU's own clock
 
     def begin_load(self, message: Mapping[str, object]) -> None:
@@ -260,17 +304,26 @@ class RivalProcess(_Forked):
 
     def pause(self) -> None:
         """Stop it and what it started."""
+        if self._members and families.halt(self._members):
+            self._stopped = self._members
+            return
         stopped = families.stop(self.pid, enclosed=True)
         if stopped is None:
             raise JudgeError("the reference's process cannot be stopped")
-        self._stopped = stopped
+        self._members = stopped if stopped == self._last else ()
+        self._stopped = self._last = stopped
 
     def resume(self) -> None:
         families.resume(self._stopped)
         self._stopped = ()
 
+    @property
+    def works_alone(self) -> bool:
+        """True if it has no thread but those that it had before its first call."""
+        return len(list(families.thread_ids(self.pid))) <= OWN_THREADS
+
     def begin_close(self) -> None:
-        """Let it free its memory while others do; `close` comes next."""
+        """Let it free its memory while others start or end; `close` comes next."""
         families.kill(self._stopped)
 
     def _receive(self) -> tuple[Message, list[int]]:
@@ -321,6 +374,7 @@ class Rivals:
         self._zygote: Forks | None = None
         self._own: ProblemZygote | None = None
         self._running: list[RivalProcess] = []
+        self._ending: list[RivalProcess] = []
         self.lasting: dict[str, RivalProcess] = {}
         """Those that last for the whole verdict, by the name of their arm."""
 
@@ -346,7 +400,7 @@ class Rivals:
 
     def begin(self, *, threads: int, compiled: bool = False, limit_s: float = 0.0) -> RivalProcess:
         """Start one that loads the reference while others do; `await_load` comes next."""
-        process = RivalProcess(self._forks(), self._clock)
+        process = RivalProcess(self.get_ready(), self._clock)
         self._running.append(process)
         process.begin_load(
             {
@@ -364,7 +418,17 @@ class Rivals:
         self._running.remove(process)
         process.close()
 
+    def end_later(self, process: RivalProcess) -> None:
+        """End a stopped process; `end_all_that_end` waits for it, before anything is timed."""
+        process.begin_close()
+        self._ending.append(process)
+
+    def end_all_that_end(self) -> None:
+        while self._ending:
+            self.end(self._ending.pop())
+
     def close(self) -> None:
+        self.end_all_that_end()
         while self._running:
             self.end(self._running[-1])
         if self._own is not None:
@@ -374,7 +438,8 @@ class Rivals:
             self._zygote.close()
             self._zygote = None
 
-    def _forks(self) -> Forks:
+    def get_ready(self) -> Forks:
+        """Return what its processes are forked from, once that has imported what they need."""
         if self._zygote is None:
             self._zygote = self._reference.zygote()
             self._own = ProblemZygote(self._zygote, self._problem)

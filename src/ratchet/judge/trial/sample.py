@@ -16,7 +16,15 @@ from ratchet.base.errors import MeasureError
 from ratchet.base.measure import Sample
 from ratchet.base.measure.rounds import OpenLaunch, run_launches
 from ratchet.judge.integrity.own_work import Watch, batches_to_watch
-from ratchet.judge.trial.arms import REFERENCE, CandidateArm, RivalArm, RoundSeeds, rivals, warm
+from ratchet.judge.trial.arms import (
+    ONE_THREAD,
+    REFERENCE,
+    CandidateArm,
+    RivalArm,
+    RoundSeeds,
+    rivals,
+    warm,
+)
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
 from ratchet.judge.trial.plan import (
@@ -168,6 +176,10 @@ class _CaseLaunches:
             for arm in arms:
                 arm.begin(self._warm_seeds)
             round_s = sum(warm(arm, calls) for arm in arms)
+            others = [arm for arm in reference if arm.name != ONE_THREAD]
+            if others != list(reference) and all(arm.process.works_alone for arm in others):
+                rivalry.alone.add(case)
+                arms = [*others, candidate]
             index = launch - self._first
             plan = self._plan or self._make_plan(round_s, len(arms), process, candidate)
             compared = opened.rng.sample(range(plan.rounds), plan.checks)
@@ -177,7 +189,7 @@ class _CaseLaunches:
                 candidate.probe_before(_probe(plan, case, opened), handed=handed)
             candidate.order_looks = self._looks
             candidate.watch_before({number for at, number in self._watched if at == index})
-            seeds = RoundSeeds(opened)
+            seeds = RoundSeeds(opened, arms=len(arms), rounds=plan.rounds)
             for arm in arms:
                 arm.begin(seeds)
             rivalry.device_clock.begin(case)

@@ -294,6 +294,8 @@ class KernelTrial:
         opened = rivalry.opened
         with contextlib.ExitStack() as stack:
             launches = stack.enter_context(contextlib.closing(self._launches(opened, run)))
+            if opened.timed:
+                rivalry.rivals.get_ready()  # while the compiler works
             candidate = launches.load(library.fetch())
             LOG.debug("the kernel is loaded")
             self._unplaced = candidate.unplaced

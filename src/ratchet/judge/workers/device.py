@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 
 MOST_AT_ONCE = 1 << 30
+MOST_PIECES = 512  # Half of Linux's limit (IOV_MAX)
 BLANK = 0xFF  # Every byte of an output before it is written: NaN in every float dtype
 BEYOND = 0xA5
 """Every byte between outputs: a kernel that computes beyond its inputs, where NaN lies, and writes
@@ -112,24 +113,23 @@ class HostBlock:
         self.is_fixed = False  # True once nobody can write to it
         os.ftruncate(self.descriptor, self.size_bytes)
 
-    def write(self, offset: int, data: Tensor) -> None:
-        self._write(offset, _view(data))
-
     @property
     def size_bytes(self) -> int:
         """Its size, of whole pages."""
         return max(PAGE_BYTES, -(-self._size_bytes // PAGE_BYTES) * PAGE_BYTES)
 
-    def blank(self, begin: int = 0, end: int | None = None, byte: int = BLANK) -> None:
-        """Fill the block, or a part of it, with BLANK or BEYOND."""
-        end, filled = self.size_bytes if end is None else end, _FILLED[byte]
-        for offset in range(begin, end, len(filled)):
-            self._write(offset, memoryview(filled)[: end - offset])
-
-    def _write(self, offset: int, view: memoryview) -> None:
-        while view:
-            written = os.pwrite(self.descriptor, view[:MOST_AT_ONCE], offset)
-            view, offset = view[written:], offset + written
+    def fill(self, pieces: Sequence[memoryview]) -> None:
+        """Write these bytes one after another, many at once: each call waits for Python's lock."""
+        at, offset = 0, 0
+        while at < len(pieces):
+            group = list(pieces[at : at + MOST_PIECES])
+            at += len(group)
+            while group:
+                written = os.pwritev(self.descriptor, group, offset)
+                offset += written
+                while group and written >= len(group[0]):
+                    written -= len(group.pop(0))
+                group[:1] = [one[written:] for one in group[:1]]
 
     def read(self, offset: int, size_bytes: int) -> Tensor:
         """Return a private copy of the bytes there now."""
@@ -146,7 +146,7 @@ class HostBlock:
 
     def holds(self, offset: int, data: Tensor | int) -> bool:
         """Return True if these flat bytes are there, or that many of BLANK."""
-        wanted = bytes([BLANK]) * data if isinstance(data, int) else _view(data)
+        wanted = bytes([BLANK]) * data if isinstance(data, int) else bytes_of(data)
         return bytes(wanted) == self._read(offset, len(wanted))
 
     def is_filled(self, places: Iterable[tuple[int, int]], byte: int) -> bool:
@@ -239,7 +239,15 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return flat.view(torch.uint8)
 
 
-def _view(data: Tensor) -> memoryview:
+def filled(size_bytes: int, byte: int) -> Iterator[memoryview]:
+    """Yield so many bytes of BLANK or BEYOND."""
+    whole = memoryview(_FILLED[byte])
+    for at in range(0, size_bytes, len(whole)):
+        yield whole[: size_bytes - at]
+
+
+def bytes_of(data: Tensor) -> memoryview:
+    """Return the bytes of a flat tensor, which are not copied."""
     return memoryview(data.numpy().data).cast("B") if data.numel() else memoryview(b"")
 
 
@@ -324,6 +332,7 @@ class Gpu(WorkerDevice):
 
     def try_sharing(self) -> None:
         block = self.memory.block("trial", 1)
+        assert isinstance(block, DeviceBlock)
         try:
             block.blank()
             self.finish()

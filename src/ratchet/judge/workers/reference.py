@@ -116,6 +116,8 @@ class HeldProblem:
         self._batches: dict[int, SharedBatch] = {}
         self._drawn: dict[int, list[Tensor]] = {}
         """The values of the last round's batch by their seeds: the next arm gets the same."""
+        self._round: SharedBatch | None = None
+        """The batch of that round which was made last."""
         self._worn: dict[int, list[list[Tensor]]] = {}
         """The inputs of the last batch of each case that lay where those after it will lie."""
         self._free: dict[int, dict[int, bool]] = {}
@@ -275,7 +277,7 @@ class HeldProblem:
             return self._new_batch(message)
         except (NoDeviceMemory, torch.OutOfMemoryError) as error:
             refusal = error.with_traceback(None)  # its frames hold what was drawn
-        self._drawn, self._answers = {}, {}
+        self._drawn, self._answers, self._round = {}, {}, None
         self._device.give_back()
         raise refusal
 
@@ -284,6 +286,9 @@ class HeldProblem:
         varied = self._problem.varied(case) if message["values"] else ()
         kept = self._drawn if message["round"] else None
         repeated, made = self._alike(message["case"], seeds, message["alike"])
+        like = None if kept is None else self._round
+        if like is not None and (like.case is not case or like.seeds != seeds):
+            like = None
         batch = SharedBatch(
             self._problem,
             case,
@@ -295,8 +300,10 @@ class HeldProblem:
             returns=message["places"] is not None,
             device=self._device,
             kept=repeated if kept is None else kept,
+            like=like,
         )
         if kept is not None:
+            self._round = batch
             self._drawn = {seed: kept[seed] for seed in seeds}
             self._answers = {seed: self._answers[seed] for seed in seeds if seed in self._answers}
         drawn_bytes = sum(_held_bytes(tensor) for tensors in batch.inputs for tensor in tensors)
@@ -355,9 +362,10 @@ class HeldProblem:
         return shows
 
     def _check(self, message: Message) -> Reply:
-        """Compare the outputs of one call; the candidate must be stopped."""
-        batch, call, code = self._batches[message["batch"]], message["call"], message["code"]
-        return self._check_call(batch, call, code, message["again"]), []
+        """Compare the outputs of some calls, given with their codes; the candidate must stand."""
+        batch, again = self._batches[message["batch"]], message["again"]
+        found = [self._check_call(batch, call, code, again) for call, code in message["calls"]]
+        return {"found": found}, []
 
     def _check_call(self, batch: SharedBatch, call: int, code: int, again: bool) -> Message:
         """Return the fields of `open_problem.CallCheck`."""

@@ -36,6 +36,8 @@ from ratchet.judge.workers.device import (
     Block,
     HostBlock,
     WorkerDevice,
+    bytes_of,
+    filled,
     flat_bytes,
 )
 
@@ -67,12 +69,15 @@ class SharedBatch:
         device: WorkerDevice,
         kept: dict[int, list[Tensor]] | None = None,
         returns: bool = False,
+        like: SharedBatch | None = None,
     ) -> None:
         """Draw the inputs of each seed; `outputs` are examples of the outputs' form.
 
         `cases` has the case of each call, if it differs from `case` in its values. `kept` holds
         what was drawn before, and receives what is drawn now. A batch that `returns` lies at the
-        addresses that `rng` draws, so one with an equal `rng` lies there again.
+        addresses that `rng` draws, so one with an equal `rng` lies there again. `like` is a batch
+        of the same seeds and case, for another arm: its values lie at the same places of each
+        block.
         """
         self.problem = problem
         self._memory = device.memory
@@ -89,12 +94,20 @@ class SharedBatch:
             values = problem.build_inputs(kinds[seed], seed, device.memory.device)
             drawn[seed] = [device.place(tensor) for tensor in values]
 
-        self._each(draw, [seed for seed in kinds if seed not in drawn])
-        self.inputs = [drawn[seed] for seed in seeds]
-        self._ends = [0, 0, 0]
         self._rng = rng
-        fresh = [(one, torch.empty_like(one).stride()) for one in outputs[len(self.in_place) :]]
-        self.slots = [self._place(tensors, fresh) for tensors in self.inputs]
+        self._pieces: dict[int, list[memoryview]] = {}  # The contents of the machine's memory
+        self.inputs: list[list[Tensor]]
+        self.slots: list[list[Slot]]
+        self._ends: list[int]
+        if like is not None:
+            self.inputs, self.slots, self._ends = like.inputs, like.slots, like._ends
+            self._pieces = like._pieces
+        else:
+            self._each(draw, [seed for seed in kinds if seed not in drawn])
+            self.inputs = [drawn[seed] for seed in seeds]
+            self._ends = [0, 0, 0]
+            fresh = [(one, torch.empty_like(one).stride()) for one in outputs[len(self.in_place) :]]
+            self.slots = [self._place(tensors, fresh) for tensors in self.inputs]
         self._slack = [rng.randrange(SLACK_PAGES) for _ in NAMES]
         places = rng.sample(FREE_PLACES, len(NAMES)) if returns and device.memory.seals else ()
         self._bases = [PLACE_BYTES * place for place in places]
@@ -176,16 +189,39 @@ class SharedBatch:
 
     def _fill_block(self, region: int) -> None:
         block = self._blocks[region]
-        if region == OUTPUTS:
-            block.blank()
+        values = [
+            (slot, flat_bytes(tensor))
+            for tensors, slots in zip(self.inputs, self.slots, strict=True)
+            for tensor, slot in zip(tensors, slots, strict=False)  # outputs have no values
+            if slot.region == region and region not in self._pieces
+        ]
         if isinstance(block, HostBlock):
-            for begin, end in self._gaps(region, block):
-                block.blank(begin, end, _beyond(region))
-        for tensors, slots in zip(self.inputs, self.slots, strict=True):
-            for tensor, slot in zip(tensors, slots, strict=False):  # outputs have no values
-                if slot.region == region:
-                    block.write(slot.offset, flat_bytes(tensor))
+            if region not in self._pieces:
+                self._pieces[region] = self._contents(region, block, values)
+            block.fill(self._pieces[region])
+        else:
+            if region == OUTPUTS:
+                block.blank()
+            for slot, value in values:
+                block.write(slot.offset, value)
         block.finish(fixed=region == INPUTS and not self.writable_inputs)
+
+    def _contents(
+        self, region: int, block: HostBlock, values: Sequence[tuple[Slot, Tensor]]
+    ) -> list[memoryview]:
+        """Return the bytes of a block, piece by piece: tensors, and what lies between them."""
+        held = [(slot.offset, [bytes_of(value)]) for slot, value in values]
+        if region == OUTPUTS:
+            held = [
+                (slot.offset, list(filled(slot.span_bytes, BLANK)))
+                for slots in self.slots
+                for slot in slots
+                if slot.region == region
+            ]
+        gaps = self._gaps(region, block)
+        held += [(begin, list(filled(end - begin, _beyond(region)))) for begin, end in gaps]
+        held.sort(key=lambda one: one[0])
+        return [piece for _, pieces in held for piece in pieces if len(piece)]
 
     def read(self, call: int, position: int) -> Tensor:
         """Return a private copy of one tensor of one call, as it is now."""
