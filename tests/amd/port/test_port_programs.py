@@ -187,6 +187,10 @@ def test_a_tree_of_hip_is_read(tmp_path: Path) -> None:
     result: PortResult = port(tmp_path, PortSettings(compiles=False))
     assert headline(result) == f"Nothing in {tmp_path} stands between it and ROCm."
     (tmp_path / "k.hip").rename(tmp_path / "k.txt")
+    (tmp_path / "main.cu").write_text("void wait() { cudaDeviceSynchronize(); }\n")
+    found = headline(port(tmp_path, PortSettings(compiles=False)))
+    assert ": 1 is fixed by the patch, 0 are left for you." in found
+    (tmp_path / "main.cu").unlink()
     result = port(tmp_path, PortSettings(compiles=False))
     assert headline(result) == f"{tmp_path} holds no CUDA, HIP, Triton or build files."
 

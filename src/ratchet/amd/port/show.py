@@ -189,7 +189,8 @@ def headline(result: PortResult) -> str:
         return failed or f"Nothing in {result.path} stands between it and ROCm."
     by_hand = len(result.by_hand(found))
     fixed = len(found) - by_hand
-    done = "were fixed" if result.written else "are fixed by the patch"
+    was, are = ("was", "is") if fixed == 1 else ("were", "are")
+    done = f"{was} fixed" if result.written else f"{are} fixed by the patch"
     return (
         f"{counted(len(found), 'finding')} in {result.path}: {fixed} {done}, "
         f"{by_hand} {'is' if by_hand == 1 else 'are'} left for you."
