@@ -122,7 +122,7 @@ def test_the_largest_model_in_some_days(capsys: pytest.CaptureFixture[str]) -> N
         ((*PLAN, "--sharding", "zero9"), "sharding 'zero9' is unknown: use one of none, optimizer"),
         ((*PLAN, "--parallel", "fsdp=16", "--sharding", "none"), "write dp instead of fsdp"),
         ((*PLAN, "--parallel", "dp=16,vpp=2"), "with a pp of 2 or more"),
-        ((*PLAN, "--parallel", "tp=4,pp=4,vpp=3"), "does not split 32 layers"),
+        ((*PLAN, "--parallel", "tp=4,pp=4,vpp=9"), "does not split 32 layers"),
         ((*PLAN, "--parallel", "tp=4,pp=4,vpp=2", "--micro-batch", "32"), "a multiple of 4"),
         ((*PLAN, "--micro-batch", "3"), "in micro-batches of 3"),
         (("plan",), "give a model and a cluster"),
