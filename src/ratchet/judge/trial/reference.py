@@ -242,9 +242,8 @@ class _Forked:
         self._channel.close()
 
 
-OWN_THREADS = (
-    2  # Of a rival that has loaded the reference: its first, and one that sleeps (`settle`)
-)
+OWN_THREADS = 2
+"""Of a rival that has loaded the reference: its first, and one that sleeps (`settle`)."""
 
 
 class RivalProcess(_Forked):
