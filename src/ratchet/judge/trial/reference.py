@@ -243,7 +243,7 @@ class _Forked:
 
 
 OWN_THREADS = 2
-"""Of a rival that has loaded the reference: its first, and one that sleeps (`settle`)."""
+"""Threads of a rival that has loaded the reference: its first, and one that sleeps (`settle`)."""
 
 
 class RivalProcess(_Forked):
