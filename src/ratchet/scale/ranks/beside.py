@@ -1,8 +1,8 @@
-"""Logs of launchers, and Python stacks, that lie beside a job's dumps.
+"""Logs of launchers and of NCCL's watchdog, and Python stacks, that lie beside a job's dumps.
 
-torchrun, TorchElastic and Slurm say which rank ended; py-spy and faulthandler say in which line a
-rank is. A rank that ended because others did (a time-out, a lost connection, a SIGTERM) is left
-out.
+torchrun, TorchElastic and Slurm say which rank ended, the watchdog in which call a rank waited too
+long; py-spy and faulthandler say in which line a rank is. A rank that ended because others did (a
+time-out, a lost connection, a SIGTERM, its own watchdog) is left out.
 """
 
 from __future__ import annotations
@@ -27,23 +27,37 @@ class EndedRank:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TimedOut:
+    """A call in which a rank waited too long, as the watchdog says; its first one of a group."""
+
+    rank: int
+    group: str  # As the watchdog names it; empty if it does not
+    operation: str
+    sequence: int
+    sizes: str  # `NumelIn=8, NumelOut=8`; empty before torch 2.2
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Beside:
     """Logs and stacks that were read beside the dumps."""
 
     ended: tuple[EndedRank, ...]  # The first one first
+    timed_out: tuple[TimedOut, ...]
     stacks: dict[int, tuple[str, ...]]  # Of a rank's main thread, the innermost frame first
     unknown: tuple[Path, ...]  # Files that were named and say nothing
 
     @staticmethod
     def nothing() -> Beside:
         """Return what an empty folder holds."""
-        return Beside(ended=(), stacks={}, unknown=())
+        return Beside(ended=(), timed_out=(), stacks={}, unknown=())
 
     def joined(self, other: Beside) -> Beside:
         """Return both, with what ended in the order of its times."""
         ended = sorted((*self.ended, *other.ended), key=lambda one: one.time or "~")
         return Beside(
             ended=tuple(ended),
+            timed_out=(*self.timed_out, *other.timed_out),
             stacks={**self.stacks, **other.stacks},
             unknown=(*self.unknown, *other.unknown),
         )
@@ -71,9 +85,16 @@ def read_text(path: Path, text: str, *, is_named: bool) -> Beside:
     stack = _stack(text)
     number = re.search(r"(\d+)(?:\.\w+)?$", path.name)
     if stack and number:
-        return Beside(ended=(), stacks={int(number[1]): stack}, unknown=())
-    ended = _ended(path, text)
-    return Beside(ended=ended, stacks={}, unknown=(path,) if is_named and not ended else ())
+        return Beside(ended=(), timed_out=(), stacks={int(number[1]): stack}, unknown=())
+    timed_out = _timed_out(path, text)
+    ended = _ended(path, text, watched={one.rank for one in timed_out})
+    says = bool(ended or timed_out)
+    return Beside(
+        ended=ended,
+        timed_out=timed_out,
+        stacks={},
+        unknown=(path,) if is_named and not says else (),
+    )
 
 
 PY_SPY_FRAME: Final = re.compile(r"^ {4}(?P<name>\S+) \((?P<file>[^()]+):(?P<line>\d+)\)$")
@@ -101,9 +122,22 @@ FIRST_FAILURE: Final = re.compile(
 )
 SLURM_TASK: Final = re.compile(r"error: \S+: tasks? (?P<rank>[\d,-]+): (?P<said>.+)")
 RAISED: Final = re.compile(
-    r"^\[rank(?P<rank>\d+)\]:\s*(?P<said>[A-Za-z_.]*(?:Error|Exception)\b.*)"
+    r"(?:^|\s)\[rank(?P<rank>\d+)\]:\s*(?P<said>[A-Za-z_.]*(?:Error|Exception)\b.*)"
 )
 RESTARTED: Final = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+) ")
+LAUNCHER: Final = re.compile(r"torch[./]distributed[./](elastic|run|launch)|torchrun")
+"""Marks of a log of torchrun: Slurm's tasks are then its launchers, one a node, and no ranks."""
+GAVE_UP: Final = re.compile(r"ChildFailedError|^Traceback ", re.MULTILINE)
+"""Marks of the end of torchrun, with a summary or before it."""
+WATCHED: Final = re.compile(
+    r"(?:\[rank(?P<rank>\d+)\].*?)?\[Rank (?P<own>\d+)\] Watchdog caught collective operation "
+    r"timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+),? ?"
+    r"(?P<sizes>Numel[^)]*?)?,? ?Timeout"
+)
+WATCHED_GROUP: Final = re.compile(
+    r"\[rank(?P<rank>\d+)\].*\[PG (?:ID \S+ PG GUID )?(?P<group>\S.*?) Rank \d+\].*"
+    r"(?:at (?:NCCL )?work: |sequence id: |SeqNum=)(?P<number>\d+)"
+)
 UNEQUAL: Final = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<due>\d+)")
 """Gloo's message as it aborts a rank that gets more bytes than it asked for."""
 FOLLOWS: Final = re.compile(
@@ -113,17 +147,55 @@ FOLLOWS: Final = re.compile(
 """Words of an end that another rank's end or absence explains."""
 
 
-def _ended(path: Path, text: str) -> tuple[EndedRank, ...]:
+def _timed_out(path: Path, text: str) -> tuple[TimedOut, ...]:
+    """Return the first call of each rank and group in which the watchdog says it waited.
+
+    Only the prefix that torch puts before each line tells the rank in the job: `[Rank 1]` counts
+    inside the group. Logs before torch 2.3 have no prefix.
+    """
+    lines = text.splitlines()
+    groups = {
+        (int(one["rank"]), int(one["number"])): one["group"]
+        for line in lines
+        if "[PG " in line and (one := WATCHED_GROUP.search(line))
+    }
+    found: dict[tuple[int, str], TimedOut] = {}
+    for line in lines:
+        if "Watchdog caught" not in line or not (one := WATCHED.search(line)):
+            continue
+        rank, number = int(one["rank"] or one["own"]), int(one["number"])
+        group = groups.get((rank, number), "")
+        known = found.get((rank, group))
+        if known is None or number < known.sequence:
+            found[rank, group] = TimedOut(
+                rank=rank,
+                group=group,
+                operation=one["operation"].strip("_").lower(),
+                sequence=number,
+                sizes=one["sizes"] or "",
+                path=path,
+            )
+    return tuple(found.values())
+
+
+def _ended(path: Path, text: str, *, watched: set[int]) -> tuple[EndedRank, ...]:
     found = []
+    is_launched = LAUNCHER.search(text) is not None
     for line in text.splitlines():
         if FOLLOWS.search(line):
             continue
-        if (task := SLURM_TASK.search(line)) and task["rank"].isdigit():
+        if task := SLURM_TASK.search(line):
+            aborted = "Abort" in task["said"]
+            if is_launched or not task["rank"].isdigit():
+                continue
+            if aborted and int(task["rank"]) in watched:
+                continue
             found.append((int(task["rank"]), task["said"].strip(), ""))
         elif raised := RAISED.match(line):
             found.append((int(raised["rank"]), raised["said"].strip(), ""))
     unequal = UNEQUAL.search(text)
-    if first := FIRST_FAILURE.search(text):
+    first = FIRST_FAILURE.search(text)
+    if first and not (first["code"] == "-6" and int(first["rank"]) in watched):
         rank = int(first["rank"])
         said = next((said for one, said, _ in found if one == rank), "")
         if unequal and first["code"] == "-6":
@@ -136,9 +208,10 @@ def _ended(path: Path, text: str) -> tuple[EndedRank, ...]:
     seen: dict[int, EndedRank] = {}
     for rank, said, time in found:
         seen.setdefault(rank, EndedRank(rank=rank, said=said[:200], time=time, path=path))
-    # Each attempt has one such line; the last one's end is the root cause above.
+    # Each attempt has one such line; after the last one's torchrun gives up.
     ends = list(RESTARTED.finditer(text))
-    earlier = ends[:-1] if first else ends
+    has_ended = first or (ends and GAVE_UP.search(text, ends[-1].end()))
+    earlier = ends[:-1] if has_ended else ends
     return (*seen.values(), *(
         EndedRank(rank=int(one["rank"]), said=f"exit code {one['code']}", time="", path=path,
                   was_restarted=True)

@@ -127,7 +127,8 @@ class _Plain(pickle.Unpickler):
 def read_dumps(paths: Sequence[Path]) -> Read:
     """Return the dumps of files and folders, and what logs and stacks beside them say.
 
-    Raises RanksError if there are none, if two are of one rank, or if they are of different runs.
+    Logs that say something do without dumps. Raises RanksError if there are neither, if two dumps
+    are of one rank, or if they are of different runs.
     """
     dumps: list[Dump] = []
     faults: list[str] = []
@@ -151,12 +152,17 @@ def read_dumps(paths: Sequence[Path]) -> Read:
     finally:
         if collects:
             gc.enable()
-    faults += [f"{path} is no flight-recorder dump and no log" for path in beside.unknown]
+    faults += [
+        f"{path} is no flight-recorder dump and no log in which a rank ends or times out"
+        for path in beside.unknown
+    ]
+    if not dumps and (beside.timed_out or beside.ended):
+        return Read(dumps=(), faults=tuple(faults), broken=frozenset(broken), beside=beside)
     if not dumps:
         said = f" ({faults[0]})" if faults else ""
         raise RanksError(
             f"{', '.join(map(str, paths))} holds no flight-recorder dump{said}: give the files "
-            "that TORCH_FR_DUMP_TEMP_FILE names"
+            "that TORCH_FR_DUMP_TEMP_FILE names, or a log in which a rank ends or times out"
         )
     if not any(group.calls or dump.is_gloo for dump in dumps for group in dump.groups.values()):
         logs = "".join(

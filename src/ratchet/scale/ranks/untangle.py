@@ -12,6 +12,7 @@ from ratchet.scale.ranks.beside import EndedRank
 from ratchet.scale.ranks.disagree import Disagreement, members_disagree, named, parting
 from ratchet.scale.ranks.dumps import Calling, CollectiveCall, Read
 from ratchet.scale.ranks.groups import Job, Site, habit, job_of, site
+from ratchet.scale.ranks.logs import NO_DUMPS, logged
 from ratchet.scale.ranks.waits import Meeting, Source, Waits, is_troubled, waits_of
 
 MOST_FOLLOWING: Final = 12  # Lines of consequences that are shown
@@ -38,6 +39,18 @@ class Untangled:
 
 def untangle(read: Read) -> Untangled:
     """Return what a job's ranks wait for, the sources of the graph of waits first."""
+    if not read.dumps:
+        beside = read.beside
+        return Untangled(
+            ranks=tuple(
+                sorted({one.rank for one in beside.ended} | {one.rank for one in beside.timed_out})
+            ),
+            missing_dumps=(),
+            calls=0,
+            found=tuple(logged(beside)),
+            unseen=(*_restarts(read), NO_DUMPS),
+            faults=read.faults,
+        )
     job = job_of(read.dumps)
     faults = members_disagree(job)
     doubted = {group for _, groups in faults for group in groups}
@@ -62,7 +75,8 @@ def _restarts(read: Read) -> list[str]:
     """Return what logs say of attempts before the one that the dumps are of."""
     return [
         f"{one.path.name} says that local rank {one.rank} ended ({one.said}) and that torchrun "
-        "started all ranks again: the dumps are of the attempt after it"
+        f"started all ranks again: the {'dumps are' if read.dumps else 'rest is'} of the attempt "
+        "after it"
         for one in read.beside.ended
         if one.was_restarted
     ]
@@ -468,6 +482,8 @@ def untangled_report(found: Untangled) -> m.ResultReport:
 
 
 def _title(one: Disagreement) -> str:
+    if not one.group:  # a log does not name it
+        return f"{one.kind}, collective {one.sequence}" if one.sequence else one.kind
     return f"{one.kind} in group {one.group}, collective {one.sequence}"
 
 
