@@ -41,10 +41,8 @@ def screen(
     Nothing is stored. The kernels are checked on a few secret cases, and timed together with `best`
     and the reference, on the device that `ratchet.judge` would take. An answer is at best
     `screened`, an estimate: only `ratchet.judge` proves. The arguments are those of
-    `ratchet.judge`; docs/reference/judge.md says what screening leaves out.
-
-    Raises:
-        RatchetError: a file is unreadable or invalid, a name unknown, or an argument out of range.
+    `ratchet.judge`; docs/reference/judge.md says what screening leaves out. Raises RatchetError: a
+    file is unreadable or invalid, a name unknown, or an argument out of range.
     """
     from ratchet.judge.trial.kernel_trial import KernelJudge
 

@@ -218,7 +218,8 @@ class Decided:
     speedup: Speedups = field(default_factory=Speedups)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", _printable(self.reason))
+        printable = "".join(c if c.isprintable() else " " for c in self.reason)
+        object.__setattr__(self, "reason", " ".join(printable.split()))
 
     @staticmethod
     def untimed(why: str) -> Decided:
@@ -245,7 +246,3 @@ class CandidateFault(Exception):
 def fault(status: Status, reason: str, *, raised: bool = False) -> CandidateFault:
     """Return the exception that ends a trial with this answer."""
     return CandidateFault(Decided(status, reason), raised=raised)
-
-
-def _printable(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -155,7 +155,8 @@ class SiteBook:
     def _recipe(self, row: Row[Any]) -> WrittenRecipe:
         found = self.payload("recipes", row.id)
         kernels = found.get("kernels")
-        hashes = [one.get("hash") for one in _listed(kernels) if isinstance(one, dict)]
+        kernels = kernels if isinstance(kernels, list) else []
+        hashes = [one.get("hash") for one in kernels if isinstance(one, dict)]
         speedups, ended = found.get("speedup"), self._turn(row.turn, "finished")
         return WrittenRecipe(
             id=row.id,
@@ -251,7 +252,3 @@ def _mapping(text: object) -> Payload:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _listed(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []

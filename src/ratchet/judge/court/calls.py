@@ -131,11 +131,9 @@ def judge(
     stored.
 
     The ledger is the one that RATCHET_LEDGER names, or the default file. If the default file cannot
-    be written, a warning says so and the verdict is not stored.
-
-    Raises:
-        RatchetError: a file that cannot be read or is not what it should be, an unknown name, a
-            value that an argument cannot have, a ledger that RATCHET_LEDGER names and that fails.
+    be written, a warning says so and the verdict is not stored. Raises RatchetError: a file that
+    cannot be read or is not what it should be, an unknown name, a value that an argument cannot
+    have, a ledger that RATCHET_LEDGER names and that fails.
     """
     threads, terms = parse_threads(threads), Terms.of(**options)
     read = check_texts(problem, kernel, entry=terms.entry, run_here=terms.target is None)

@@ -209,10 +209,7 @@ class Court:
         fresh: bool = False,
         then: Kernel | None = None,
     ) -> JudgedKernel:
-        """Return a verdict: the ledger's if it answers and `fresh` is off, or a new one, kept.
-
-        `then` is the kernel to be judged next; its compiler may start meanwhile.
-        """
+        """Return a verdict: the ledger's if it answers and `fresh` is off, or a new one, kept."""
         known = None if fresh else self.known(kernel, problem, terms)
         if known is not None:
             return known
@@ -359,8 +356,7 @@ def _took_key(kernel: Kernel, problem: Problem, terms: Terms) -> str:
 def check_ledger(fleet: str, ledger: str | None) -> None:
     """Refuse a ledger in a file for a fleet: other machines' runs could not read its verdicts.
 
-    Raises:
-        LedgerError: the ledger is not on PostgreSQL, and the fleet is not `local`.
+    Raises LedgerError: the ledger is not on PostgreSQL, and the fleet is not `local`.
     """
     url = resolve(ledger)
     if fleet != "local" and url.get_backend_name() != "postgresql":
@@ -373,9 +369,8 @@ def check_ledger(fleet: str, ledger: str | None) -> None:
 def open_court(ledger: str | None, fleet: str = "local", *, device: str = "auto") -> Court:
     """Return the court of a fleet: `local`, `ray` for the cluster at hand, `ray://HOST:PORT`.
 
-    Raises:
-        RatchetError: no cluster, none of its machines can judge, versions that differ, a ledger
-            that is no fleet's or fails; no kernel can be tried on this machine.
+    Raises RatchetError: no cluster, none of its machines can judge, versions that differ, a ledger
+    that is no fleet's or fails; no kernel can be tried on this machine.
     """
     if fleet == "local":
         from ratchet.judge.trial.kernel_trial import check_kernels

@@ -41,8 +41,7 @@ class Fleet(Protocol):
     def device(self, name: str) -> Device:
         """Return what `auto`, `cpu`, `cuda` or `cuda:N` names on every machine.
 
-        Raises:
-            DeviceError: there is no such device.
+        Raises DeviceError: there is no such device.
         """
 
     def screen(
@@ -87,7 +86,6 @@ class LocalFleet:
         return software()
 
     def device(self, name: str) -> Device:
-        """Return a device of this machine."""
         return lent(probe(name), self._threads)
 
     def begin(self, language: Language) -> None:

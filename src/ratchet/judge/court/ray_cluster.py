@@ -84,8 +84,7 @@ class Spread:
     def run(self, orders: Sequence[Order]) -> Iterator[tuple[int, bytes | None]]:
         """Give the answer to each order, with its place; None if too many seats were lost with it.
 
-        Raises:
-            JudgeError: no machine is left, or one cannot do what it is asked.
+        Raises JudgeError: no machine is left, or one cannot do what it is asked.
         """
         waiting, losses = deque(range(len(orders))), Counter[int]()
         avoid: dict[int, set[str]] = {}
@@ -300,9 +299,7 @@ class RayCluster:
     def result(self, handle: object) -> bytes:
         """Return an answer.
 
-        Raises:
-            SeatLost: the process or the machine died.
-            JudgeError: the machine cannot do it.
+        Raises SeatLost (the process or the machine died); JudgeError (the machine cannot do it).
         """
         try:
             found: bytes = self._ray.get(handle, timeout=READ_S)

@@ -321,8 +321,7 @@ LANGUAGE_FILES = (".cpp", ".cc", ".cxx", ".py", ".hip")
 def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
     """Return a shipped suite by name.
 
-    Raises:
-        RatchetError: there is no such suite or candidate.
+    Raises RatchetError: there is no such suite or candidate.
     """
     from ratchet.judge.problems.suites import load_suite
 
@@ -343,8 +342,7 @@ def training_suite(name: str, *, tier: Tier, candidate: str) -> Suite:
 def kernelbench_suite(folder: Path, terms: Terms, *, level: int, candidate: str) -> Suite:
     """Return one level of a clone of KernelBench in any folder; `terms` hold for each problem.
 
-    Raises:
-        RatchetError: there is no such level or candidate.
+    Raises RatchetError: there is no such level or candidate.
     """
     if candidate in LIBRARIES:
         raise RatchetError(

@@ -239,10 +239,7 @@ def _progress(
     seen: Sequence[Sequence[bytes]],
     last: Sequence[Sequence[bytes]],
 ) -> tuple[list[int], list[int]]:
-    """Return the calls that were begun, and those not finished, which may not have begun.
-
-    A spot that ends as it began tells nothing.
-    """
+    """Return the calls that were begun, and those not finished, which may not have begun."""
     begun, unfinished = [], []
     for call, spots in enumerate(zip(first, seen, last, strict=True)):
         telling = [(a, b, c) for a, b, c in zip(*spots, strict=True) if a != c]

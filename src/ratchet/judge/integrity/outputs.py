@@ -66,7 +66,6 @@ class OutputSpots:
         self._memories, self._ask = memories, read
 
     def read(self) -> list[bytes]:
-        """Return the bytes at the spots now."""
         if self._ask is not None:
             return self._ask(self._spots) if self._spots else []
         return [os.pread(self._memories[region], size, at) for region, at, size in self._spots]

@@ -174,10 +174,8 @@ def load_kernel(
     that a Python source names for `load`, follow its text. A kernel that will not be `called`,
     since its problem has a fault, needs no entry. In Python the entry for a KernelBench problem
     (`of_model`) is `ModelNew`, unless `entry` is a class of the file. An entry that the user
-    `named` must be in the file.
-
-    Raises:
-        KernelError: a file that cannot be read or parsed, an unknown ending or entry.
+    `named` must be in the file. Raises KernelError: a file that cannot be read or parsed, an
+    unknown ending or entry.
     """
     path = Path(path)
     spoken = LANGUAGES.get(path.suffix)
@@ -292,10 +290,7 @@ def _runs_on_the_device(node: ast.FunctionDef) -> bool:
 def _model_entry(
     path: Path, names: list[str], body: Sequence[ast.stmt], wanted: str | None, *, named: bool
 ) -> str | None:
-    """Return the class of a file that answers, which no function with the problem's name does.
-
-    Raises a KernelError, in KernelBench's words, if a file has no `ModelNew`.
-    """
+    """Return the class of a file that answers, which no function with the problem's name does."""
     if any(isinstance(one, ast.FunctionDef) and one.name == wanted for one in body):
         if ANSWER in names and not named:
             return ANSWER

@@ -139,10 +139,7 @@ def call(
     A compiled kernel writes `outputs`; one in Triton returns tensors of the same form, and copies
     nothing. Both change tensors in place where the entry does. None, counted in `fallbacks`, means
     that no kernel is active or that it declines these tensors. Then nothing was written, and the
-    caller runs its composite.
-
-    Raises:
-        KernelError: the kernel failed half-way (a negative code).
+    caller runs its composite. Raises KernelError: the kernel failed half-way (a negative code).
     """
     serves = _serving.get((entry, (tensors or outputs)[0].device.type))
     found = None if serves is None else serves(tensors, scalars, outputs)

@@ -207,9 +207,6 @@ def load(path: Path, entry: str) -> Callable[..., object]:
 
 
 def load_source(source: str, entry: str, path: Path) -> Callable[..., object]:
-    """Return the entry of a source, loaded from a file, where Triton looks up its kernels' text.
-
-    Raises KernelError if the source defines no such function, and whatever the source raises.
-    """
+    """Return the entry of a source, loaded from a file, where Triton looks up its kernels' text."""
     path.write_text(source)
     return load(path, entry)

@@ -120,7 +120,6 @@ def changes(old: str, new: str) -> tuple[SizeChange, ...]:
 
 
 def is_batch(name: str) -> bool:
-    """Return whether a name is that of a batch."""
     return "batch" in name.lower() or name in ("B", "bs", "b")
 
 
@@ -168,10 +167,7 @@ class Followed:
 
     @staticmethod
     def of_rows(text: str, old: int, new: int, others: Collection[int]) -> Followed:
-        """Return the rules for a call with other rows; `others` are the other dimensions' sizes.
-
-        `text` is the problem's file.
-        """
+        """Return the rules for a call with other rows; `others` are the other dimensions' sizes."""
         named = [one.name for one in sizes(text) if one.value == old]
         rows = [one for one in named if is_batch(one)] or (named if len(named) == 1 else [])
         return Followed(

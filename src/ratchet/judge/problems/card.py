@@ -96,10 +96,7 @@ class ProblemCard:
 
 
 def card_of(problem: Problem, *, given: str, entry: str) -> ProblemCard:
-    """Return a problem's card. Its reference runs in this process, on tensors without values.
-
-    If the reference needs values, it runs on the small cases.
-    """
+    """Return a problem's card. Its reference runs in this process, on tensors without values."""
     main = min((case for case in problem.cases if not case.hidden), key=_rank)
     specs = main.inputs
     alike = {tuple((one.dtype, len(one.shape)) for one in case.inputs) for case in problem.cases}

@@ -153,7 +153,6 @@ class SizeChange:
     new: int
 
     def words(self) -> str:
-        """Return it for people."""
         return f"{self.name} {self.old} to {self.new}"
 
 

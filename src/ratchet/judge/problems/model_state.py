@@ -275,10 +275,7 @@ def _memory(tensor: Tensor) -> int:
 def _numbered(
     model: nn.Module, kept: Mapping[str, Tensor], position: Mapping[str, int]
 ) -> list[tuple[Tensor, int]]:
-    """Return the parameters and persistent buffers that are a part of the state, and its number.
-
-    So are parameters that no module has registered.
-    """
+    """Return the parameters and persistent buffers that are a part of the state, and its number."""
     hidden = {name: one for name, one in kept.items() if isinstance(one, nn.Parameter)}
     found = {**hidden, **model.state_dict(keep_vars=True)}
     return [(found[name], at) for name, at in position.items() if name in found]

@@ -93,8 +93,7 @@ class Problem:
     def at(self, *tiers: Tier) -> Problem:
         """Return the problem with the first of `tiers` that it has, and all hidden cases.
 
-        Raises:
-            KernelError: it has none of these tiers.
+        Raises KernelError: it has none of these tiers.
         """
         tier = next((one for one in tiers if one in self.tiers), None)
         if tier is None:
@@ -195,10 +194,7 @@ class Problem:
     def build_inputs(
         self, case: Case, seed: int, device: torch.device | str = "cpu"
     ) -> list[Tensor]:
-        """Draw the inputs of `case` on the device; there the same seed gives the same values.
-
-        A model's file draws its own on the machine's cores.
-        """
+        """Draw the inputs of `case` on the device; there the same seed gives the same values."""
         if (file := self._model_file()) is not None:
             return file.draw(case, seed)
         from ratchet.judge.problems.inputs import build

@@ -86,11 +86,8 @@ def load_problem(
     first of `tiers` that it has. If a file is readable but cannot be judged, or exceeds the limit,
     its problem has a `fault`, and the judge refuses it. `describe` runs the file in place of
     `described`. It also reads a suite's problem if this process has not imported torch, which takes
-    longer than all else here.
-
-    Raises:
-        KernelError: a file that is unreadable or holds no problem, an unknown name, or a problem
-            with none of the tiers.
+    longer than all else here. Raises KernelError: a file that is unreadable or holds no problem, an
+    unknown name, or a problem with none of the tiers.
     """
     given = os.fspath(path_or_name)
     path = Path(given)

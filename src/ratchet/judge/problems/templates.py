@@ -212,8 +212,7 @@ def parse_language(given: str) -> TemplateLanguage:
 def template(problem: Problem, card: ProblemCard, language: TemplateLanguage) -> str:
     """Return the text of a file to start from, in a language.
 
-    Raises:
-        KernelError: a reference that does not fit in a file of its own, or Triton for a model.
+    Raises KernelError: a reference that does not fit in a file of its own, or Triton for a model.
     """
     if language == "torch":
         return _torch(problem, card)

@@ -61,8 +61,6 @@ class DescribedGpu(TypedDict):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """One GPU."""
-
     torch_name: str  # torch's name, `cuda:0` on ROCm too
     dialect: Literal["cuda", "hip"]  # The prefix of the driver's calls
     library: str = ""  # The driver's file; empty if the loader finds it
@@ -126,10 +124,7 @@ class Accelerator:
 
 
 def may_use_gpu(kernel: Kernel, asked: str) -> bool:
-    """Return True if the judge must look for a GPU.
-
-    It must for Triton and for torch that cannot do without one, and for other torch if asked.
-    """
+    """Return True if the judge must look for a GPU."""
     if asked == "auto":
         return bool(all_nodes()) and (kernel.language == "triton" or bool(needed_gpu(kernel)))
     return asked != "cpu" and kernel.language in WITH_TORCH

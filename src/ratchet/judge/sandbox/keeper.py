@@ -87,7 +87,8 @@ def make_ruleset(opened: Opened) -> int:
     for place in _around(opened.read, opened.hidden):
         _open(ruleset, place, read)
     kinds: Mapping[int, Sequence[str]] = {
-        READ_FOLDER: (*opened.listed, *_on_the_way(opened.read, opened.hidden)),
+        # Folders that hold the hidden one can still be listed.
+        READ_FOLDER: (*opened.listed, *(one for one in opened.read if _holds(one, opened.hidden))),
         rights: opened.written,
         (READ_FILE | WRITE_FILE | TRUNCATE | USE_DEVICE) & rights: opened.used,
     }
@@ -114,11 +115,6 @@ def _around(folders: Sequence[str], hidden: str) -> Iterator[str]:
         elif os.path.realpath(folder) != hidden:
             with contextlib.suppress(OSError):
                 yield from _around([entry.path for entry in os.scandir(folder)], hidden)
-
-
-def _on_the_way(folders: Sequence[str], hidden: str) -> list[str]:
-    """Return the folders that hold the hidden one, which can still be listed."""
-    return [folder for folder in folders if _holds(folder, hidden)]
 
 
 def _holds(folder: str, hidden: str) -> bool:
@@ -233,10 +229,7 @@ def _let_go() -> None:
 
 
 def _wait_for(child: int) -> int:
-    """Reap children until this one ends; return its exit code as a shell does.
-
-    Returns 1 if the judge ended first.
-    """
+    """Reap children until this one ends; return its exit code as a shell does."""
     while signal.sigwait(WAKES) != signal.SIGTERM:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:

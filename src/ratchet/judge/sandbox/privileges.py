@@ -124,16 +124,15 @@ def cover(tmp_bytes: int, shared_memory_bytes: int) -> None:
 def _bound_below(folder: str) -> list[str]:
     """Return the outermost mount points below a folder, such as a checkout in /tmp."""
     with open("/proc/self/mounts", encoding="utf-8") as file:
-        places = [re.sub(r"\\(\d{3})", _unescaped, line.split()[1]) for line in file]
+        places = [
+            re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), line.split()[1])
+            for line in file
+        ]
     found: list[str] = []
     for place in sorted(set(places)):
         if place.startswith(folder) and not any(place.startswith(f"{one}/") for one in found):
             found.append(place)
     return found
-
-
-def _unescaped(octal: re.Match[str]) -> str:
-    return chr(int(octal[1], 8))
 
 
 def drop_bounding() -> None:

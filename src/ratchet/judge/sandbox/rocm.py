@@ -38,13 +38,13 @@ SYSTEM: Final = ("/usr", "/bin", "/lib", "/lib64", "/etc/alternatives")
 def rocm_folders() -> list[Path]:
     """Return the installations of ROCm: that of ROCM_PATH, /opt/rocm, the newest /opt/rocm-*."""
     asked = os.environ.get(ROCM, "").strip()
-    versions = sorted(OPT.glob("rocm-*"), key=_numbers, reverse=True)
+    versions = sorted(
+        OPT.glob("rocm-*"),
+        key=lambda folder: [int(one) for one in re.findall(r"\d+", folder.name)],
+        reverse=True,
+    )
     folders = [*([Path(asked).absolute()] if asked else []), OPT / "rocm", *versions]
     return [one for one in dict.fromkeys(folders) if one.is_dir()]
-
-
-def _numbers(folder: Path) -> list[int]:
-    return [int(one) for one in re.findall(r"\d+", folder.name)]
 
 
 def installed(name: str) -> Iterator[str]:
@@ -67,7 +67,6 @@ def find_tool(name: str) -> str | None:
 
 
 def why_no_clang() -> str:
-    """Return why there is no clang."""
     if asked := os.environ.get(CLANG, "").strip():
         return f"{CLANG}={asked} is no program on this machine: correct or unset {CLANG}"
     return "HIP kernels are emulated where clang 17 or later is installed: install it or set " + (

@@ -51,10 +51,7 @@ _serving: Channel | None = None
 
 
 def ask_judge(question: Message) -> Reply:
-    """Ask the judge in the middle of an order; return its answer and descriptors.
-
-    Raises ChannelClosed if the judge is gone.
-    """
+    """Ask the judge in the middle of an order; return its answer and descriptors."""
     assert _serving is not None, "no order is being carried out"
     _serving.send(question)
     return _serving.receive()

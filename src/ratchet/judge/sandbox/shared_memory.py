@@ -74,7 +74,6 @@ class Slot(NamedTuple):
 
     @property
     def item_bytes(self) -> int:
-        """Return the bytes of one element."""
         return _ITEM_BYTES[self.dtype]
 
     @property
@@ -218,7 +217,6 @@ class LastBatches(Generic[Batch]):
         self._before: Batch | None = None
 
     def take(self, layout: BatchLayout, make: Callable[[], Batch]) -> None:
-        """Make the next batch."""
         if layout.bases:
             self.release()
             self._before, self.now = self.now, None

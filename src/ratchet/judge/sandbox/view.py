@@ -211,13 +211,11 @@ def opened(
 def closed_to_others() -> str | None:
     """Return the first folder that a worker needs and not every user may enter, or None."""
     needed = [*python_folders(with_torch=True), code_folder(), str(base.FOLDER)]
-    ways = _ways([*needed, *compiler_if_any()])
-    return next((str(folder) for folder in ways if not _is_open(folder)), None)
-
-
-def _ways(folders: Sequence[str]) -> Iterator[Path]:
-    for folder in map(Path, folders):
-        yield from reversed((folder, *folder.parents))
+    for folder in map(Path, [*needed, *compiler_if_any()]):
+        for above in reversed((folder, *folder.parents)):
+            if not _is_open(above):
+                return str(above)
+    return None
 
 
 def _is_open(folder: Path) -> bool:

@@ -475,11 +475,8 @@ def time_arms(
     `concurrent=False`, for arms that do not fit in memory together, one process runs after another,
     and the samples of a round are not adjacent in time. Otherwise `start_together` arms start at a
     time (`ArmLaunches`), and `enough` may end the launch before its last round (`run_rounds`).
-
-    Raises:
-        ArmFailure: an arm died.
-        RatchetError: a factory raised it.
-        JudgeError: the arguments make no sense.
+    Raises ArmFailure (an arm died); RatchetError (a factory raised it); JudgeError (the arguments
+    make no sense).
     """
     _check(specs, rounds=rounds, warmup=warmup, start_together=start_together)
     rng = np.random.default_rng(seed)

@@ -338,10 +338,7 @@ def rivals(process: CandidateProcess, rivalry: Rivalry, case: int) -> Iterator[S
 
 
 def output_mode(process: CandidateProcess, opened: OpenProblem) -> OutputMode:
-    """Return what becomes of the reference's outputs beside this candidate.
-
-    If only the candidate must copy its outputs, the reference keeps its own.
-    """
+    """Return what becomes of the reference's outputs beside this candidate."""
     if not process.returns_outputs:
         return "mapped"
     return "copied" if opened.accelerator is not None else "kept"

@@ -329,10 +329,7 @@ class CandidateProcess:
     def prepare(
         self, layout: BatchLayout, memories: Sequence[int], read: Read | None = None
     ) -> None:
-        """Announce the places of a batch's tensors; their memory comes with `go`.
-
-        `read` reads the outputs if the judge cannot.
-        """
+        """Announce the places of a batch's tensors; their memory comes with `go`."""
         outputs = "copied" if self.copies_outputs else "kept"
         with _decides():
             reply = self._child.ask(

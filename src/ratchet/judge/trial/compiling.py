@@ -266,10 +266,7 @@ class CompilePool:
         tools: Toolchain,
         threads: int,
     ) -> None:
-        """Begin with the first of the kernels; `threads` compilers run at once.
-
-        Raises CompilerMissing, OSError.
-        """
+        """Begin with the first of the kernels; `threads` compilers run at once."""
         self._tools = tools
         self._threads = threads
         distinct = {one.build_hash: one for one in kernels if one.build_hash not in tools.kept}

@@ -252,10 +252,7 @@ def make_calls(candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBat
 def begin_calls(
     candidate: CandidateProcess, opened: OpenProblem, batch: DrawnBatch
 ) -> Callable[[], list[int]]:
-    """Begin all calls of a batch, untimed; return what waits for them and returns their codes.
-
-    Both raise CandidateFault, as `make_calls` does.
-    """
+    """Begin all calls of a batch, untimed; return what waits for them and returns their codes."""
     calls = len(batch.layout.calls)
     limit_s = opened.limit_s(batch.case, calls)
     with _naming(batch, opened):
@@ -319,7 +316,6 @@ def _naming(batch: DrawnBatch, opened: OpenProblem) -> Iterator[None]:
 
 
 def answer_of_call(code: int, check: CallCheck) -> CallAnswer:
-    """Return the answer of a call that returned `code`."""
     if check.changed_input is not None:
         return CallAnswer(False, f"input {check.changed_input} was changed")
     if code > 0:

@@ -61,19 +61,13 @@ class KernelJudge:
         self.close()
 
     def begin(self, language: Language) -> None:
-        """Start the processes that a kernel in `language` needs on cores, without waiting.
-
-        They import torch while the caller prepares.
-        """
+        """Start the processes that a kernel in `language` needs on cores, without waiting."""
         self._worker()
         if language != "triton" or not all_nodes():  # a GPU's starts once the GPU is known
             self._tools.kernels(language, None)
 
     def describe(self, request: Message, limit_s: float) -> Message:
-        """Run a problem's file in a fork that already holds torch (`problem_file.Describe`).
-
-        If no process can be forked, a new one is started.
-        """
+        """Run a problem's file in a fork that already holds torch (`problem_file.Describe`)."""
         try:
             return self._worker().describe(request, limit_s)
         except JudgeError as error:
@@ -114,11 +108,8 @@ class KernelJudge:
         by more than GRACE_S. `spent_s` seconds of it are gone already, for reading the problem's
         file. The other options are those of `court.terms.Terms`. `then` is the kernel that is
         judged next: its compiler may run beside this kernel's, and is stopped while anything is
-        timed.
-
-        Raises:
-            CompilerMissing: there is no C++ compiler.
-            KernelError: the problem's module cannot be found.
+        timed. Raises CompilerMissing (there is no C++ compiler); KernelError (the problem's module
+        cannot be found).
         """
         self._screener.forget_problem()  # the reference worker opens another
         secret = secrets.randbits(48) if seed is None else seed

@@ -184,10 +184,7 @@ class _Worn:
         self._coming: _Coming | None = None
 
     def round(self, places: dict[int, int]) -> str:
-        """Call each case once more; return how a call is wrong, of which one is compared.
-
-        The batch after it is drawn meanwhile.
-        """
+        """Call each case once more; return how a call is wrong, of which one is compared."""
         following = [*list(places)[1:], next(iter(places))]
         for index, then in zip(places, following, strict=True):
             now = self._coming or self._deal(index, places[index])

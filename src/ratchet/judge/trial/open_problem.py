@@ -60,7 +60,6 @@ class DeviceClock:
         """The trusted batches of this launch."""
 
     def begin(self, case: int) -> None:
-        """Begin a launch of a case."""
         self._launch[case] = []
 
     def note(
@@ -476,10 +475,7 @@ class OpenProblem:
         return max(COMPILE_LEAST_S, min(COMPILE_LIMIT_S, COMPILE_SHARE * self.clock.left_s))
 
     def check(self, batch: DrawnBatch, call: int, code: int, *, again: bool = False) -> CallCheck:
-        """Compare the outputs of a call that returned `code`; the candidate must be stopped.
-
-        With `again`, the right answers are kept for other arms' calls on the same values.
-        """
+        """Compare the outputs of a call that returned `code`; the candidate must be stopped."""
         return self.check_together(batch, [(call, code)], again=again)[0]
 
     def check_together(

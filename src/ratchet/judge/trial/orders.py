@@ -104,7 +104,6 @@ class Orders:
 
 
 def ways_of(candidate: CandidateProcess, opened: OpenProblem) -> Sequence[Handing]:
-    """Return the ways that differ for a candidate."""
     if not candidate.returns_outputs:
         return COMPILED
     return (*IN_PYTHON, *([Handing.OTHER_MODE] if opened.problem.model is not None else []))

@@ -121,10 +121,7 @@ def calls_of(rivalry: Rivalry, case: int, *, share: int = 1) -> int:
 
 
 def calls_per_batch(time_s: float, size_bytes: float, *, gpu_bytes: int | None = None) -> int:
-    """Return the number of calls that hides the round trip and fits in memory.
-
-    `gpu_bytes` is the memory that a batch may take on a GPU; None on cores.
-    """
+    """Return the number of calls that hides the round trip and fits in memory."""
     gpu = gpu_bytes is not None
     target_s, most = (GPU_TARGET_BATCH_S, GPU_MAX_CALLS) if gpu else (TARGET_BATCH_S, MAX_CALLS)
     wanted = math.ceil(target_s / max(time_s, 1e-7))

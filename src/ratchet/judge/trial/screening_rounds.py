@@ -109,10 +109,7 @@ class ScreenedArm(RoundArm):
                 self.run(calls)
 
     def run(self, iterations: int) -> Timing:
-        """Time one batch of calls while the reference worker is stopped.
-
-        If a call fails or the compared one is wrong, it is out: raises ArmLeft.
-        """
+        """Time one batch of calls while the reference worker is stopped."""
         try:
             return self._run(iterations)
         except CandidateFault as error:

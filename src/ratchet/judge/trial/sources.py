@@ -53,10 +53,7 @@ def remedy_for(kernel: Kernel, reply: Mapping[str, object]) -> str:
 
 
 def checked(told: object, descriptor: int) -> PackedFiles | None:
-    """Return the reported files of a sealed descriptor; None if there are none.
-
-    `told` is a list of name, time of change and size. Raises NoFiles if it is not.
-    """
+    """Return the reported files of a sealed descriptor; None if there are none."""
     files = _checked(told, os.fstat(descriptor).st_size)
     return PackedFiles(files=files, descriptor=descriptor) if files else None
 
@@ -87,10 +84,7 @@ COMPILED = "torch.compile"
 
 
 def loaded_by(loader: str, kernel: Kernel, **given: object) -> Kernel:
-    """Return a kernel whose entry `loader`, a `module:function`, makes in the sandbox.
-
-    The loader gets the entry's name, and these arguments as literals.
-    """
+    """Return a kernel whose entry `loader`, a `module:function`, makes in the sandbox."""
     module, _, function = loader.partition(":")
     call = f"{function}(entry={kernel.entry!r}, **{given!r})"
     source = f"from {module} import {function}\n\n{kernel.entry} = {call}\n"

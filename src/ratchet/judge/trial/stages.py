@@ -75,8 +75,6 @@ class _Run:
 
 @dataclass(kw_only=True)
 class KernelTrial:
-    """The trial of one kernel on one problem."""
-
     kernel: Kernel
     problem: Problem
     threads: int
@@ -198,7 +196,8 @@ class KernelTrial:
         if not self._is_native:
             return self._interpret(reference)
         run = self._run_of(self.kernel, self.problem, is_native=True)
-        with contextlib.closing(self._library()) as library:
+        begun = self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
+        with contextlib.closing(begun) as library:
             opened = self._open(reference, run)
             LOG.debug("the problem is open")
             try:
@@ -287,10 +286,7 @@ class KernelTrial:
     def _compete(
         self, rivalry: Rivalry, run: _Run, library: Library
     ) -> tuple[Decided, list[CaseTiming]]:
-        """Return the answer by the judge's clock and its samples.
-
-        The kernel's processes have ended by then.
-        """
+        """Return the answer by the judge's clock and its samples."""
         opened = rivalry.opened
         with contextlib.ExitStack() as stack:
             launches = stack.enter_context(contextlib.closing(self._launches(opened, run)))
@@ -413,10 +409,6 @@ class KernelTrial:
             is_emulated=is_emulated,
         )
 
-    def _library(self) -> Library:
-        """Start compiling, in a sandbox of its own, while the caller goes on."""
-        return self.ahead.take(self.kernel, self.then, threads=self.threads, clock=self.clock)
-
     def _launches(self, opened: OpenProblem, run: _Run) -> Launches:
         """Start the candidate's processes: one to be checked, and those to be timed."""
         start = partial(
@@ -445,10 +437,7 @@ class KernelTrial:
         launches: Launches,
         places: CodePlaces | None,
     ) -> CandidateProcess:
-        """Check every case; count what a Python kernel calls if it must do the work itself.
-
-        Returns the process that was checked to the end.
-        """
+        """Check every case; count what a Python kernel calls if it must do the work itself."""
         record, is_own = run.record, places is not None and self.kernel.language != "cpp"
         candidate.censuses = [] if is_own or self.target is not None else None
         other = partial(self._with_sizes_of, run, launches) if run.is_native else None

@@ -104,8 +104,6 @@ class DeviceMemory:
 
 
 class HostBlock:
-    """A memfd."""
-
     def __init__(self, name: str, size_bytes: int) -> None:
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
         self.descriptor = os.memfd_create(f"ratchet-{name}", flags)
@@ -295,10 +293,7 @@ class WorkerDevice:
         return None
 
     def between_s(self, begin: object, end: object) -> float | None:
-        """Return the seconds between two marks by the device's own clock, if it has one.
-
-        Call it after `finish`.
-        """
+        """Return the seconds between two marks by the device's own clock, if it has one."""
         return None
 
     def flush(self, load_s: float = 0.0) -> Message:

@@ -173,7 +173,6 @@ class Driver:
             raise
 
     def unmap(self, address: int, size_bytes: int) -> None:
-        """Unmap memory from its addresses."""
         self._call("MemUnmap", address, size_bytes)
 
     def reset_persisting_cache(self) -> bool:

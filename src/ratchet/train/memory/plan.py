@@ -205,7 +205,6 @@ def least_plan(costs: BlockCosts) -> FitPlan:
 
 
 def plan_of(costs: BlockCosts, choices: str) -> FitPlan:
-    """Return the plan of these choices with its prediction."""
     return FitPlan(
         choices=choices, predicted_bytes=costs.peak_bytes(choices), added_s=costs.added_s(choices)
     )

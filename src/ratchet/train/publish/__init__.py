@@ -48,10 +48,7 @@ def tested(folder: Path, layout: ExportLayout) -> tuple[int, dict[str, str]]:
     """Run the tests of an export in a process without Ratchet; return how many passed.
 
     Also return the kernels that could not run here, by their entry, with the reason: plain torch
-    ran.
-
-    Raises:
-        PublishError: the export does not load, or an op is not right.
+    ran. Raises PublishError: the export does not load, or an op is not right.
     """
     with scratch.folder("export") as place:
         path = []
@@ -124,9 +121,8 @@ def run_export(
 ) -> ExportResult:
     """Export a recipe or, to `export`, a workload, which `options` build.
 
-    Raises:
-        RatchetError: a mistake in the call, or an export that fails its checks. Nothing is written
-            then.
+    Raises RatchetError: a mistake in the call, or an export that fails its checks. Nothing is
+    written then.
     """
     if form == "patch":
         return export_patch(Path(subject), script, out)
@@ -148,11 +144,9 @@ def export_kernels(
 ) -> ExportResult:
     """Publish a recipe's kernels in a new folder, after loading them from it and judging them.
 
-    With `prove` the judge times them again too. Nothing is left in `out` if a check fails.
-
-    Raises:
-        RatchetError: a recipe without proven kernels, a folder that holds something, an export that
-            does not load.
+    With `prove` the judge times them again too. Nothing is left in `out` if a check fails. Raises
+    RatchetError: a recipe without proven kernels, a folder that holds something, an export that
+    does not load.
     """
     if form == "kernels" and find_spec("kernels") is None:
         raise PublishError(f"--to kernels loads the export with `kernels`: {INSTALL}")

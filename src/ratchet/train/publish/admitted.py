@@ -52,9 +52,8 @@ class AdmittedRecipe:
 def admit(path: Path, ledger: str | None) -> AdmittedRecipe:
     """Read a recipe and prove its kernels.
 
-    Raises:
-        RecipeError: a recipe that is missing or damaged.
-        PublishError: no kernel in it, or none that is proven here.
+    Raises RecipeError (a recipe that is missing or damaged); PublishError (no kernel in it, or none
+    that is proven here).
     """
     recipe = Recipe.load(path)
     if not recipe.kernels:
@@ -90,10 +89,8 @@ def judged_again(
 ) -> dict[str, str]:
     """Judge kernels as they were read back, in the sandbox; return each one's status by its entry.
 
-    Nothing is recalled. Without `timed`, it is judged whether they are right, not how fast.
-
-    Raises:
-        PublishError: one of them is not right.
+    Nothing is recalled. Without `timed`, it is judged whether they are right, not how fast. Raises
+    PublishError: one of them is not right.
     """
     found: dict[str, str] = {}
     with Court(ledger) as court:

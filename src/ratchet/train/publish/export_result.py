@@ -165,9 +165,7 @@ def _yes(value: bool) -> str:
 def new_folder(out: Path) -> Iterator[Path]:
     """Yield a folder that becomes `out` once the block ends without an error.
 
-    Raises:
-        PublishError: `out` holds something already.
-        FileError: it cannot be made.
+    Raises PublishError (`out` holds something already); FileError (it cannot be made).
     """
     if why := why_not_new_folder(out):
         raise FileError(f"the folder {out} {why}")

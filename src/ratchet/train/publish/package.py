@@ -296,8 +296,7 @@ class KernelPackage:
 def kernels_of(files: Mapping[PurePosixPath, bytes]) -> dict[str, Kernel]:
     """Return the kernels of a package's files, as they were read back, by their hash when written.
 
-    Raises:
-        KeyError, ValueError: the files are not those of a package.
+    Raises KeyError, ValueError: the files are not those of a package.
     """
     rows = json.loads(files[PurePosixPath(KERNELS)])["kernels"]
     return {

@@ -39,9 +39,8 @@ class Insertion:
 def export_patch(recipe: Path, script: Path | None, out: Path) -> ExportResult:
     """Write a diff of a script that applies a recipe.
 
-    Raises:
-        RecipeError: a recipe that is missing or damaged.
-        PublishError: no script, one that cannot be read, or no place for the line in it.
+    Raises RecipeError (a recipe that is missing or damaged); PublishError (no script, one that
+    cannot be read, or no place for the line in it).
     """
     if script is None:
         raise PublishError("--to patch changes a script: name it with --script train.py")
@@ -66,8 +65,7 @@ def export_patch(recipe: Path, script: Path | None, out: Path) -> ExportResult:
 def patched(text: str, recipe: str, script: str, variables: dict[str, str]) -> str:
     """Return a script's text with a recipe in it.
 
-    Raises:
-        PublishError: it does not parse, has a recipe already, or trains in an unknown way.
+    Raises PublishError: it does not parse, has a recipe already, or trains in an unknown way.
     """
     try:
         tree = ast.parse(text)

@@ -51,8 +51,7 @@ def write_onnx(
 ) -> str:
     """Write a program as ONNX and run it in onnxruntime; return what was done, in words.
 
-    Raises:
-        PublishError: onnxruntime gives other results than the program.
+    Raises PublishError: onnxruntime gives other results than the program.
     """
     if not can_translate():
         return f"not written: {INSTALL}"
@@ -125,10 +124,8 @@ class TracedProgram:
 def export_workload(workload: str, options: LoadOptions, out: Path) -> ExportResult:
     """Export a workload's forward pass and its training step into a new folder.
 
-    Raises:
-        WorkloadError: the workload cannot be built.
-        PublishError: it runs a step of its own, torch.export refuses it, or the loaded program
-            gives other results.
+    Raises WorkloadError (the workload cannot be built); PublishError (it runs a step of its own,
+    torch.export refuses it, or the loaded program gives other results).
     """
     with new_folder(out) as stage:
         loaded, _ = load_checked(workload, **options)

@@ -98,14 +98,6 @@ def use_device(options: LoadOptions) -> None:
         torch.cuda.set_device(place(options["device"]))
 
 
-def make_probe() -> VectorProbe:
-    """Prepare to probe the CPU's vector instructions."""
-    return VectorProbe()
-
-
-PROBE_FACTORY = address(make_probe)
-
-
 class StepArm:
     """A training step behind the judge's protocol."""
 
@@ -329,6 +321,9 @@ class VectorProbe(UntimedArm):
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
         return str(pick_vec_isa())
+
+
+PROBE_FACTORY = address(VectorProbe)
 
 
 class ShrunkArm(UntimedArm):

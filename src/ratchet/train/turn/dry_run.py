@@ -76,7 +76,6 @@ class TargetStep:
 
 
 def step_on(turn: Turn, target: str) -> TargetStep:
-    """Return the turn's step on a target."""
     device = device_of(target)
     products: list[StepProduct] = []
     if turn.settings.workload in known():
@@ -219,7 +218,6 @@ def _seen(site: CapturedSite) -> float:
 
 
 def bounded(site: TargetSite, work: LeastWork | None, device: CatalogueDevice | None) -> TargetSite:
-    """Return a site with its work and its bound on a device."""
     if work is None:
         return site
     site = replace(site, flops=work.flops, size_bytes=work.size_bytes)

@@ -127,7 +127,8 @@ class StepProfiles:
                 told = arm.call("profile", path=str(path), steps=PROFILED_STEPS)
             system_s = float(told.get("system_s", 0.0))
             found = explain(path, PROFILED_STEPS, turn.device, turn.ceilings, system_s)
-            turn.costs.note_profile(turn.schedule.elapsed_s - began_s)
+            took_s = turn.schedule.elapsed_s - began_s
+            turn.costs.profile_s = max(turn.costs.profile_s, took_s)
             return found
 
         step = schedule.LAST_PROFILE if when == "after" else schedule.PROFILE

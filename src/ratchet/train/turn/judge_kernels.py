@@ -263,7 +263,7 @@ class KernelTrials:
         with turn.schedule.doing(JUDGING):
             then = self._then.get(kernel.hash)
             judged = court.judge(kernel, problem, terms, fresh=True, then=then)
-        turn.costs.note_verdict(turn.schedule.elapsed_s - began_s)
+        turn.costs.verdict_s = turn.schedule.elapsed_s - began_s
         verdict = judged.verdict
         if limit_s < MOST_VERDICT_S and verdict.status in ("timed_out", "unmeasured"):
             return None
@@ -313,7 +313,8 @@ class RegionTrials:
 
     def recall(self, kernels: UsableKernels, steps: Sequence[Candidate]) -> UsableKernels:
         """Add what the ledger has for the regions of these steps, judged where it was not."""
-        if not self._may_install() or not any(map(OF_A_REGION.search, self._proven_problems())):
+        proven = self.turn.ledger.proven_problems(self.turn.fingerprint)
+        if not self._may_install() or not any(map(OF_A_REGION.search, proven)):
             return kernels
         for step in steps:
             try:
@@ -363,9 +364,6 @@ class RegionTrials:
         """Return True if a kernel could be installed here at all."""
         turn = self.turn
         return turn.settings.try_lever is None and not turn.without_kernels
-
-    def _proven_problems(self) -> Mapping[str, Sequence[str]]:
-        return self.turn.ledger.proven_problems(self.turn.fingerprint)
 
     def regions_of(self, step: Candidate, *, batch_size: int | None = None) -> list[WorkloadRegion]:
         """Return the regions of a step with its library kernels; raise OutOfTime."""

@@ -68,7 +68,6 @@ class TargetKernel:
 
     @property
     def calls(self) -> int:
-        """Return its calls in one step."""
         return sum(one.calls for one in self.sites)
 
     @property

@@ -408,12 +408,6 @@ class Costs:
             share = min(1.0, (setup_s - self.plain_s) / compiled_s)
             self.warm[kind] = max(self.warm.get(kind, 0.0), share)
 
-    def note_profile(self, took_s: float) -> None:
-        self.profile_s = max(self.profile_s, took_s)
-
-    def note_verdict(self, took_s: float) -> None:
-        self.verdict_s = took_s
-
     def note_step(self, candidate: Candidate, step_s: float) -> None:
         if step_s > 0:
             self.steps_s[candidate.key()] = step_s

@@ -73,7 +73,6 @@ class LeverScreening:
         return self.passed and self.ratio > 1.0 and self.answer != "slower"
 
     def as_timed(self) -> TimedTogether:
-        """Return its rounds."""
         ways = {arm: self.ways.get(arm, arm) for arm in self.processes}
         return TimedTogether(samples=self.samples, processes=self.processes, ways=ways)
 
@@ -313,7 +312,6 @@ Arithmetic = tuple[str, str, str]
 
 
 def arithmetic_of(candidate: Candidate) -> Arithmetic:
-    """Return the arithmetic of a candidate."""
     config = candidate.config
     return config.precision, config.matmul_precision, config.products
 

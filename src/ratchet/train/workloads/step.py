@@ -150,7 +150,6 @@ class TrainingStep:
 
     @property
     def optimizer(self) -> Optimizer | WeightUpdate:
-        """Return the first optimizer."""
         return next(iter(self.optimizers.values()))
 
     @property

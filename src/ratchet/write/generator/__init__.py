@@ -12,10 +12,8 @@ if TYPE_CHECKING:
 def space_for(problem: Problem, *, device: str = "cpu") -> Space:
     """Return the schedules that a problem's generated kernels can have.
 
-    They are in C++ for the device `cpu`, and in Triton for `cuda`.
-
-    Raises:
-        UnsupportedOp: the reference has an op that the generator does not know.
+    They are in C++ for the device `cpu`, and in Triton for `cuda`. Raises UnsupportedOp: the
+    reference has an op that the generator does not know.
     """
     from ratchet.write.form.forms import forms_of
     from ratchet.write.generator.space import GeneratedSpace, options_of

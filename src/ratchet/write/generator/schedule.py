@@ -19,8 +19,6 @@ def _is(chosen: str) -> Callable[[str], bool]:
 
 
 class _Read:
-    """A schedule, read."""
-
     @classmethod
     def options(cls) -> dict[str, tuple[str, ...]]:
         """Return every choice with its values, the default first."""

@@ -40,10 +40,8 @@ from ratchet.write.generator.stages import StageWriter
 def parts_of(paths: Sequence[Path], mark: str, used: Iterable[str], where: str = "") -> list[str]:
     """Return the texts of the parts that code uses, in the order of the files.
 
-    A part begins with a line of the mark, its name and the parts that it needs.
-
-    Raises:
-        UnsupportedOp: no file has such a part; `where` says in which language.
+    A part begins with a line of the mark, its name and the parts that it needs. Raises
+    UnsupportedOp: no file has such a part; `where` says in which language.
     """
     parts = {name: part for path in paths for name, part in _parts(path, mark).items()}
     wanted: set[str] = set()
@@ -88,8 +86,7 @@ _HERE: Final = Path(__file__).parent
 def source_of(forms: Sequence[LoopForm], choices: Choices, entry: str) -> str:
     """Return C++ that takes the inputs of any of the forms.
 
-    Raises:
-        UnsupportedOp: no code can be written for a part of a form.
+    Raises UnsupportedOp: no code can be written for a part of a form.
     """
     parts: list[str] = []
     used: set[str] = set()

@@ -270,10 +270,7 @@ class PrecompiledHeaders:
             return None
 
     def folder_for(self, source: str) -> Path | None:
-        """Return a folder with the precompiled headers that a source begins with, or None.
-
-        It holds only the precompiled form of NAME, which `-include` takes.
-        """
+        """Return a folder with the precompiled headers that a source begins with, or None."""
         names = leading_headers(source)
         if not names:
             return None

@@ -47,10 +47,7 @@ LIBRARY: Final[Mapping[str, LibraryKernel]] = _LazyLibrary()
 
 
 def kernels_for(target: str) -> dict[str, Kernel]:
-    """Return every shipped kernel for a device's target, by its entry.
-
-    The target is `Device.target`, or `sources.ANY_GPU`: Triton has one source for all of them.
-    """
+    """Return every shipped kernel for a device's target, by its entry."""
     return {one.entry: one for library in LIBRARY.values() for one in library.written_for(target)}
 
 

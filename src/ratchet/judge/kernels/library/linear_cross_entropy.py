@@ -64,11 +64,6 @@ class _Buffers(threading.local):
 _buffers: Final = _Buffers()
 
 
-def may_run() -> bool:
-    """Return True if a kernel of `ratchet::linear_cross_entropy` is active."""
-    return registry.is_active(ROWS_ENTRY) or registry.is_active(ENTRY)
-
-
 def in_torch(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, scalars: tuple[float, float]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -263,10 +258,7 @@ def _computed(
     scalars: tuple[float, float],
     outputs: Sequence[Tensor],
 ) -> Sequence[Tensor] | None:
-    """Return the active kernel's loss and gradients; None if no kernel takes the inputs.
-
-    `outputs` are what it may write: the loss alone, or also dx, dweight and dbias.
-    """
+    """Return the active kernel's loss and gradients; None if no kernel takes the inputs."""
     _check(x, weight, target)
     x, weight, target = features_last(x), features_last(weight), target.contiguous()
     if not x.is_cpu or registry.is_active(ENTRY) or not registry.is_active(ROWS_ENTRY):
@@ -321,7 +313,7 @@ def _gradients(
     given = (x, weight, bias, target)
     scalars = (float(ignore_index), label_smoothing)
     forms = _gradients_fake(*map(on_meta, given))
-    if x.is_cpu and may_run():
+    if x.is_cpu and (registry.is_active(ROWS_ENTRY) or registry.is_active(ENTRY)):
         loss, dx, dbias = (torch.empty_like(forms[i], device="cpu") for i in (0, 1, 3))
         forms = loss, dx, reused_empty(weight.shape, weight.dtype), dbias
     found = _computed(*given, scalars, forms)

@@ -78,7 +78,6 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @cache
 def _family(name: str) -> tuple[Problem, ...]:
-    """Return the problems of one family of NAMES."""
     from ratchet.judge.problems.suites import (
         activations,
         attention,

@@ -178,9 +178,7 @@ def gradient_of(forward: Forward, *, inputs: Sequence[int], outputs: int = 1) ->
     `incoming` are the gradients of the forward's first `outputs` outputs, with those outputs'
     shapes and dtypes; `tensors` are all of the forward's inputs. The result holds the gradients of
     the inputs at the positions `inputs`, in that order. Further outputs have no incoming gradient.
-
-    Raises:
-        KernelError: at a call, if a position is not a real-valued input of the forward.
+    Raises KernelError: at a call, if a position is not a real-valued input of the forward.
     """
 
     def gradient(*given: Tensor | Sequence[float]) -> tuple[Tensor, ...]:

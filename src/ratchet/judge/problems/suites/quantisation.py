@@ -220,7 +220,6 @@ def _rows(blocks: Tensor, like: Tensor) -> Tensor:
 
 
 def _spread(scales: Tensor, codes: Tensor) -> Tensor:
-    """Return the scale of each code of a row."""
     return scales.repeat_interleave(BLOCK, -1)[..., : codes.shape[-1]]
 
 

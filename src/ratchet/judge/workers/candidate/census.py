@@ -293,10 +293,7 @@ def _replaced(owner: object, new: Mapping[str, object]) -> Iterator[None]:
 
 
 def add_launch(told: dict[str, Message], done: Any, *, key: str = "", shown: bool = True) -> None:
-    """Add the exact counts of an emulated launch to those of its kernel, or of another key.
-
-    With `shown`, the first launch's assembly and timeline are kept too.
-    """
+    """Add the exact counts of an emulated launch to those of its kernel, or of another key."""
     counts = done.counts
     sums = told.setdefault(key or done.name[:100], {"by_mnemonic": {}})
     for name, more in counts.by_mnemonic.items():
@@ -416,10 +413,7 @@ class DeviceCensus:
 
 
 def results_bytes(outputs: object, given: Sequence[object]) -> dict[int, int]:
-    """Return the allocated bytes of a call's results by address; the batch keeps them all.
-
-    Results that lie in the memory of what was given are not allocated.
-    """
+    """Return the allocated bytes of a call's results by address; the batch keeps them all."""
     results = outputs if isinstance(outputs, tuple | list) else (outputs,)
     places = {one.untyped_storage().data_ptr() for one in given if isinstance(one, torch.Tensor)}
     storages = [one.untyped_storage() for one in results if isinstance(one, torch.Tensor)]

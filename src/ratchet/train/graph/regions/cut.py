@@ -315,7 +315,6 @@ class _Cutter:
                 pending.extend(self._makers(node))
 
     def _after(self, node: Node) -> set[Node]:
-        """Return the nodes that depend on `node`."""
         found: set[Node] = set()
         pending = [node]
         while pending:

@@ -185,8 +185,6 @@ class InputForm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegionForm:
-    """A region in its canonical form."""
-
     key: str
     inputs: tuple[InputForm, ...]
     outputs: tuple[Node, ...]

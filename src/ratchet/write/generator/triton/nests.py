@@ -156,7 +156,7 @@ class TileNest:
             way = self._way(node, node.op)
             out = self.buffers[node].name
             size = "groups * width" if role == "column fold" else "groups * over"
-            form = f"{size}, dtype=torch.{way.torch_type}, device=device"
+            form = f"{size}, dtype=torch.{way.type.removeprefix('tl.')}, device=device"
             own.host.append(f"{total}_left = torch.empty({form})")
             kernel = f"{name}_{node.op}_{len(finishes)}"
             value = self.evaluator.rounded(self.buffers[node].dtype, "found")

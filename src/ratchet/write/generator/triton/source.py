@@ -75,8 +75,7 @@ def _share(tiles, over):
 def source_of(forms: Sequence[LoopForm], choices: TileChoices, entry: str) -> str:
     """Return Triton that takes the inputs of any of the forms.
 
-    Raises:
-        UnsupportedOp: no code can be written for a part of a form.
+    Raises UnsupportedOp: no code can be written for a part of a form.
     """
     used: set[str] = set()
     parts: list[str] = []

@@ -211,10 +211,6 @@ class TileFolding:
         return "tl.int32" if self.kind == "bool" else TYPES[self.kind]
 
     @property
-    def torch_type(self) -> str:
-        return self.type.removeprefix("tl.")
-
-    @property
     def start(self) -> str:
         neutral = self.op.neutral
         if math.isinf(neutral) and self._is_whole:

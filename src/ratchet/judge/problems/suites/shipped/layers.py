@@ -144,11 +144,7 @@ def layer_norm_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
 
 
 def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> Problem:
-    """Return an entry's problem.
-
-    The inputs are row tensors, one more for a backward and one more for the residual add, then the
-    weight, and the bias of a forward that has one.
-    """
+    """Return an entry's problem."""
     forward = entry.endswith("forward")
     row_count = (1 if forward else 2) + entry.startswith("add")
 
