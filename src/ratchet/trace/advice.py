@@ -130,7 +130,9 @@ finding; the lever's own measurement decides."""
 
 def advise(report: Report) -> tuple[Advice, ...]:
     """Return the findings that apply and are worth naming, the one with the largest gain first."""
-    made = [finding for find in FINDINGS if (finding := find(report)) is not None]
+    # Times of the CPU on a run that computes on a device say nothing about its kernels.
+    finders = FINDINGS if report.on_device or report.platform == "cpu" else (graph_breaks,)
+    made = [finding for find in finders if (finding := find(report)) is not None]
     least = max(WORTH * report.identity.window, 1)
     found = [one for one in made if one.gain >= least or one.always]
     return tuple(sorted(found, key=lambda finding: -finding.gain))
@@ -260,8 +262,14 @@ def small_kernels(report: Report) -> Advice | None:
 
 def synchronisation(report: Report) -> Advice:
     """Find idle time around synchronising calls."""
-    gain, cause = report.idle.synchronisation, "is in a synchronising call"
+    gain, waited_in = report.idle.synchronisation, report.idle.waited_in
+    cause = f"is in a synchronising call, most of it in {waited_in}"
     remedy = "read losses and masks less often: .item(), .cpu() and nonzero wait for the device"
+    if waited_in.endswith(("Malloc", "Free")):
+        remedy = (
+            "run a few steps before you record, as the first calls start the device and get its "
+            "memory; if later steps do it too, memory is short or fragmented: see `ratchet memory`"
+        )
     return _idle("synchronisation", gain, cause, remedy)
 
 

@@ -12,6 +12,7 @@ from ratchet.base.devices.ceilings import Roofline
 from ratchet.trace.advice import Advice, _levers_of, advise
 from ratchet.trace.answers.ceilings import Rooflines
 from ratchet.trace.answers.report import report
+from ratchet.trace.show.words import headline
 
 QUIET = [mt.launch(0, 1, 1), mt.kernel("triton_fused", 5, 900, 1)]
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -53,6 +54,23 @@ def test_a_trace_with_the_finding(name: str, tmp_path: Path) -> None:
     assert 0 <= finding.gain <= found.identity.window
     assert finding.evidence and finding.remedy
     assert "\n" not in finding.evidence + finding.remedy
+
+
+def test_memory_of_the_first_calls_is_no_read_loss(tmp_path: Path) -> None:
+    events = [*TRACES["synchronisation"]]
+    events[2] = mt.span("cuda_runtime", "cudaFree", 900, 200, correlation=8)
+    (finding,) = (one for one in advise(report(mt.made(tmp_path, events)))
+                  if one.name == "synchronisation")  # fmt: skip
+    assert "cudaFree" in finding.evidence and ".item()" not in finding.remedy
+
+
+def test_a_run_on_a_device_without_its_work_has_no_finding(tmp_path: Path) -> None:
+    ops = [mt.op(f"aten::{name}", 10 + 31 * i, 30)
+           for i, name in enumerate(["mm", "mul", "add", "tanh", "mm"] * 2)]  # fmt: skip
+    assert advise(report(mt.made(tmp_path, ops)))
+    found = report(mt.made(tmp_path, [*ops, mt.launch(1, 1, 1)]))
+    assert (found.platform, found.on_device) == ("cuda", False) and not advise(found)
+    assert headline(found).startswith("No device work was recorded. Of ")
 
 
 def test_a_trace_without_any(tmp_path: Path) -> None:

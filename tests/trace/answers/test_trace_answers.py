@@ -232,6 +232,9 @@ def test_a_pipeline_stage_has_a_bubble(tmp_path: Path) -> None:
     assert bubble is not None
     assert (bubble.waiting, bubble.idle, bubble.share) == (6000, 0, 0.3)
     assert stage("nccl:all_to_all").bubble is None
+    untold = stage("forward")  # NCCL's kernel is the same for both
+    assert untold.bubble is None
+    assert [one.operation for one in untold.collectives] == ["send_recv or all_to_all"]
 
 
 def test_the_document_has_the_promised_keys(tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Final
 
-from ratchet.amd.port.preprocessor import evaluated, left_out, written_for_rocm
+from ratchet.amd.port.preprocessor import (
+    evaluated,
+    left_out,
+    without_inner_conditions,
+    written_for_rocm,
+)
 from ratchet.amd.port.rule import Edit, inserted
 from ratchet.base.errors import PortError
 
@@ -120,6 +125,8 @@ class CudaTree:
         parser, _ = _parser()
         masked = ASKED.sub(lambda one: one[1] + b"_" * len(one[2]) + b")", text)
         root: Node = parser.parse(masked).root_node
+        if root.has_error and (flat := without_inner_conditions(masked)) != masked:
+            root = parser.parse(flat).root_node
         return root
 
     def _index(self, root: Node, skip: tuple[str, ...] = ()) -> None:

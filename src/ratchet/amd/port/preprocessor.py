@@ -130,6 +130,58 @@ def _branches(conditions: Sequence[Node]) -> Iterator[tuple[str, Range, Range | 
         yield text, first, (other.start_byte, other.end_byte) if other is not None else None
 
 
+_TOKEN: Final = re.compile(
+    rb"""//[^\n]*|/\*.*?\*/|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|[()]"""
+    rb"""|^[ \t]*\#[ \t]*(\w+)((?:[^\n\\]|\\.)*)""",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def without_inner_conditions(text: bytes) -> bytes:
+    """Return a text of the same length in which no condition stands between parentheses.
+
+    Parsers of C++ read conditions between statements only: one inside an `asm` or a call's
+    arguments spoils the rest of the file. The branch that ROCm takes is kept.
+    """
+    made = bytearray(text)
+    depth = 0
+    opened: list[list[int]] = []  # depth before, has a branch been kept, start of one that is not
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word in b"()":
+            depth = max(0, depth + (1 if word == b"(" else -1))
+        if token[1] is None:
+            continue
+        name, condition = token[1].decode(errors="replace"), token[2].decode(errors="replace")
+        if name in ("if", "ifdef", "ifndef"):
+            opened.append([depth, 0, -1])
+        elif not opened or name not in ("elif", "else", "endif"):
+            continue
+        before, has_kept, gap = opened[-1]
+        if name != "endif":
+            depth = before
+        if name == "endif":
+            opened.pop()
+        if not before:
+            continue
+        if gap >= 0:
+            _blank(made, gap, token.start())
+        _blank(made, *token.span())
+        if name.startswith("if") or name == "elif":
+            if name in ("ifdef", "ifndef"):
+                condition = f"{'!' * (name == 'ifndef')}defined({condition})"
+            keeps = not has_kept and holds(condition) is not False
+        else:
+            keeps = not has_kept
+        if name != "endif":
+            opened[-1][1:] = [has_kept or keeps, -1 if keeps else token.end()]
+    return bytes(made)
+
+
+def _blank(made: bytearray, start: int, end: int) -> None:
+    made[start:end] = re.sub(rb"[^\n]", b" ", bytes(made[start:end]))
+
+
 def holds(
     condition: str, on: frozenset[str] = ON_ROCM, off: frozenset[str] = ON_CUDA
 ) -> bool | None:

@@ -36,6 +36,9 @@ _ALGORITHMS = (
 )
 
 
+SEND_RECV_KERNEL: Final = re.compile(r"^(nccl|rccl)\w*SendRecv", re.I)
+UNTOLD: Final = "send_recv or all_to_all"
+"""The operation of a send-receive kernel without its caller: NCCL runs both as one."""
 BACKEND_RUN: Final = re.compile(r"gloo:|mpi:|ucc:")
 """Beginning of the names under which a CPU backend records its runs."""
 
@@ -119,11 +122,15 @@ def operation_of(name: str) -> str:
 def _facts(trace: Trace, links: Links, row: int, said: int) -> tuple[str, int, int, str]:
     """Return (operation, bytes, ranks, group) of one kernel by a record, or -1 without one."""
     if said < 0:
-        # An all-to-all runs as a send-receive kernel, so only its caller tells the two apart.
         mark = int(links.mark[row])
-        names = (mark,) if mark >= 0 else (*links.ops_around(row), row)
-        found = (operation_of(trace.string(one)) for one in names)
-        return next((one for one in found if one != "unknown"), "unknown"), 0, 0, ""
+        callers = (mark,) if mark >= 0 else links.ops_around(row)
+        found = (operation_of(trace.string(one)) for one in callers)
+        operation = next((one for one in found if one != "unknown"), "")
+        if not operation and mark < 0:
+            operation = operation_of(trace.string(row))
+            is_told = operation != "send_recv" or not SEND_RECV_KERNEL.search(trace.string(row))
+            operation = operation if is_told else UNTOLD
+        return operation or "unknown", 0, 0, ""
     record = trace.collectives
     operation = operation_of(trace.strings[record.name[said]])
     if operation == "unknown":

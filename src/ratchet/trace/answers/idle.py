@@ -11,7 +11,7 @@ from ratchet.trace.analysis import Activity
 from ratchet.trace.analysis.intervals import Spans, union
 from ratchet.trace.analysis.links import Links
 from ratchet.trace.answers.kernels import SMALL_KERNEL_NS, device_rows
-from ratchet.trace.read.columns import Kind, Trace
+from ratchet.trace.read.columns import Bool, Kind, Trace
 
 LOADING = re.compile(r"DataLoader|_next_data|dataloader\.py\(\d+\): __next__", re.IGNORECASE)
 SYNCHRONISE = re.compile(
@@ -34,6 +34,7 @@ class Idle:
     """The kernel gaps, with at most 10 µs of each: a longer gap has another cause."""
     gaps: int
     longest: int
+    waited_in: str = ""  # The call that holds the most of `synchronisation`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,17 +63,23 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
         return Idle(host_bound=gaps.length, gaps=gaps.start.size, longest=longest)
     end = trace.end
 
-    def spans(pattern: re.Pattern[str], *kinds: Kind) -> Spans:
-        rows = np.flatnonzero(trace.named(pattern)[trace.text] & np.isin(trace.kind, kinds))
+    def spans(wanted: Bool, *kinds: Kind) -> Spans:
+        rows = np.flatnonzero(wanted[trace.text] & np.isin(trace.kind, kinds))
         return union(trace.start[rows], end[rows])
 
-    in_loader = gaps & spans(LOADING, Kind.ANNOTATION, Kind.PYTHON, Kind.OP)
-    waited = spans(SYNCHRONISE, Kind.RUNTIME, Kind.OP)
+    in_loader = gaps & spans(trace.named(LOADING), Kind.ANNOTATION, Kind.PYTHON, Kind.OP)
+    waits_in = trace.named(SYNCHRONISE)
+    waited = spans(waits_in, Kind.RUNTIME, Kind.OP)
     late = _late(trace, links, gaps) - in_loader
     queued = gaps - in_loader - late
     synchronised = late & waited
     data, waits = in_loader.length, synchronised.length
     host = late.length - waits
+    texts = np.arange(waits_in.size)
+    by_call = {
+        trace.strings[text]: (synchronised & spans(texts == text, Kind.RUNTIME, Kind.OP)).length
+        for text in np.flatnonzero(waits_in).tolist()
+    }
     return Idle(
         data_loading=data,
         synchronisation=waits,
@@ -81,6 +88,7 @@ def idle(trace: Trace, links: Links, activity: Activity) -> Idle:
         turn_around=int(np.minimum(queued.end - queued.start, KERNEL_GAP_NS).sum()),
         gaps=gaps.start.size,
         longest=longest,
+        waited_in=max(by_call, key=by_call.__getitem__) if waits else "",
     )
 
 

@@ -164,7 +164,7 @@ def _advice(ranks: Sequence[Report]) -> m.ReportSection:
         "What could be won",
         m.note("Each gain is an upper bound, and gains overlap: they do not add up."),
         *found,
-        "" if found else "Nothing stands out.",
+        "" if found else words.nothing_found(ranks),
     )
 
 

@@ -94,7 +94,23 @@ def headline(found: Report | Ranks) -> str:
         return f"{show_ns(window)}{ranks} without an operator or a kernel: only marks."
     *most, last = clauses
     said = f"{', '.join(most)} and {last}" if most else last
+    if lacks_device_work(several):
+        said = said.replace(names["compute"], "operators on the CPU")
+        said = said.replace(names["idle"], "outside of them")
+        return f"No device work was recorded. Of {show_ns(window)}{ranks}, {said}."
     return f"Of {show_ns(window)}{ranks}, {said}."
+
+
+def lacks_device_work(reports: Sequence[Report]) -> bool:
+    """Return whether a run computed on a device, and its recording holds the CPU's side alone."""
+    return not any(one.on_device or one.platform == "cpu" for one in reports)
+
+
+def nothing_found(reports: Sequence[Report]) -> str:
+    """Say why there is no finding."""
+    if lacks_device_work(reports):
+        return "Unknown without the device's work: record that first."
+    return "Nothing stands out."
 
 
 def part_means(document: Report) -> dict[str, str]:
