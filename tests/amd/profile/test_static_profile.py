@@ -220,6 +220,16 @@ def test_an_entry_that_raises_is_told_with_what_it_launched_before() -> None:
 
 
 @needs_triton
+def test_an_entry_with_other_arguments_is_told_once_with_what_it_takes() -> None:
+    kernel = given.triton_kernel("add", given.ADD.replace(", scalars", ""))
+    found = inspect_kernel(kernel, given.problem("add"), ["gfx942", "gfx1100"])
+    said = io.StringIO()
+    print_report(inspection_report(found), Console(file=said, width=400, markup=False))
+    assert said.getvalue().count("takes the tensors of a case, then its scalars") == 1
+    assert "gfx942, gfx1100: the entry raised TypeError: add()" in said.getvalue()
+
+
+@needs_triton
 def test_an_entry_that_reads_values_gets_some() -> None:
     body = given.ADD.replace(
         "out = torch.empty_like(x)",

@@ -17,6 +17,7 @@ from ratchet.base.process import Clock
 from ratchet.base.process.channel import Message
 from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.base.serialise import Count
+from ratchet.judge.kernels.kernel import with_remedy
 from ratchet.judge.kernels.languages.cpp import HEADERS
 from ratchet.judge.sandbox.isolation import Sandbox, make_sandbox
 
@@ -145,7 +146,7 @@ class ProfileProcess:
 def entry_error(told: object) -> str:
     """Return the error that a worker reports, in one line; it blames the entry for any but ours."""
     is_ours = isinstance(told, dict) and told.get("known") is True
-    return error_words(told) if is_ours else f"the entry raised {error_words(told)}"
+    return error_words(told) if is_ours else with_remedy(f"the entry raised {error_words(told)}")
 
 
 def hip_interface() -> str:

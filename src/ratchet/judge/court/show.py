@@ -126,16 +126,20 @@ def _facts(one: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
 
 
 def _target_notes(targets: Mapping[str, Mapping[str, Json]]) -> Iterator[str]:
+    """Return what targets have to say; those that say the same share a note."""
+    said: dict[str, list[str]] = {}
     for name, found in targets.items():
-        if found.get("error"):
-            yield f"{name}: {found['error']}"
         tried = sum(not _is_kept(one) for one in found.get("kernels", ()))
-        if tried:
-            yield f"{name}: configurations that tuning tried and did not keep: {tried}"
-        if found.get("no_prediction"):
-            yield f"{name}: no predicted time: {found['no_prediction']}"
-        if found.get("skipped_configs"):
-            yield f"{name}: configurations that were not compiled: {found['skipped_configs']}"
+        told = {
+            "": found.get("error"),
+            "configurations that tuning tried and did not keep: ": tried,
+            "no predicted time: ": found.get("no_prediction"),
+            "configurations that were not compiled: ": found.get("skipped_configs"),
+        }
+        for words, what in told.items():
+            if what:
+                said.setdefault(f"{words}{what}", []).append(name)
+    return (f"{', '.join(names)}: {words}" for words, names in said.items())
 
 
 def _size(size_bytes: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, cast, get_args
@@ -16,6 +17,12 @@ WITH_TORCH: Final[tuple[Language, ...]] = ("torch", "triton")
 """Languages in Python: their worker imports torch, and only it can use a GPU."""
 TARGETS: Final = ("gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
 """AMD GPUs whose machine code is emulated and profiled where there is none."""
+ARGUMENTS: Final = re.compile(r"TypeError: (\S*)\(\) (?:takes|missing) .*\bpositional arguments?\b")
+"""Python's words if a function is called with other arguments than it takes."""
+TAKEN: Final = {
+    "ModelNew.forward": "ModelNew's forward takes what get_inputs returns",
+    "ModelNew.__init__": "ModelNew takes what get_init_inputs returns",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +76,13 @@ class Kernel:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise KernelError(f"this is not a kernel's JSON ({error!r}): write it again") from error
+
+
+def with_remedy(error: str, remedy: str = "") -> str:
+    """Return a kernel's error with its remedy; of an entry with wrong arguments, what it takes."""
+    if (found := ARGUMENTS.search(error)) is not None:
+        remedy = TAKEN.get(found[1], "an entry takes the tensors of a case, then its scalars")
+    return f"{error}; {remedy}" if remedy else error
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from ratchet.base.process.child import Child, ChildFailure, error_words, program
 from ratchet.judge.integrity.census import told_as
 from ratchet.judge.integrity.outputs import OutputSpots, Read, ReturnedOutputs, Unreadable, readable
 from ratchet.judge.kernels.cuda_use import NEEDS_CUDA, TORCH_SAYS
-from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel
+from ratchet.judge.kernels.kernel import WITH_TORCH, Kernel, with_remedy
 from ratchet.judge.kernels.languages.cpp import NAME
 from ratchet.judge.sandbox.accelerator import Accelerator
 from ratchet.judge.sandbox.isolation import (
@@ -517,10 +516,6 @@ def _tells_outputs() -> Iterator[None]:
         raise fault("crashed", f"the candidate's process: {error}") from error
 
 
-ARGUMENTS: Final = re.compile(r"TypeError: .*\b(takes \d+|missing \d+ required) positional arg")
-"""Python's words if an entry is called with other arguments than it takes."""
-
-
 def _raise_refusal(
     reply: Mapping[str, object], what: str, *, status: Status = "refused", remedy: str = ""
 ) -> None:
@@ -538,10 +533,8 @@ def _raise_refusal(
         lost = DeviceLost.told_by(words, "the kernel's process")
         if lost is not None:
             raise fault("unmeasured", str(lost))
-        if ARGUMENTS.search(words):
-            remedy = "an entry takes the tensors of a case, then its scalars"
-        what = f"the kernel {what}: {words}{remedy and f'; {remedy}'}"
-        raise fault(status, what, raised=status == "crashed")
+        told = with_remedy(f"the kernel {what}: {words}", remedy)
+        raise fault(status, told, raised=status == "crashed")
 
 
 def _descriptors(pid: int) -> int:
