@@ -116,6 +116,12 @@ def test_an_exception_names_its_place_in_the_users_file(tmp_path: Path) -> None:
     assert f"raised KeyError: 'no such corpus' ({path}:{line})" in text
 
 
+def test_a_package_that_is_missing_is_to_be_installed(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text("import no_such_package\ndef build():\n    pass\n")
+    assert message(f"{path}:build").endswith(f"({path}:1); install it, or import it only if needed")
+
+
 OPTIONS = """
 import argparse
 parser = argparse.ArgumentParser()

@@ -196,8 +196,8 @@ class CompiledStep:
         options = compile_options(self._config, self._install_kernels)
         if seen.twice and options is not None:
             self._tell(
-                "the step differentiates gradients (create_graph=True), which torch.compile cannot "
-                "do, so nothing in it is compiled"
+                "the step differentiates gradients (create_graph=True, or grad of torch.func), "
+                "which torch.compile cannot do, so nothing in it is compiled"
             )
             options = None
         if seen.changing:

@@ -75,6 +75,8 @@ def blamed_step(workload: Workload) -> Iterator[None]:
 
 def _raised(what: str, error: BaseException, place: str, remedy: str) -> str:
     said = str(error) or "no message"
+    if remedy == OWN_REMEDY and isinstance(error, ModuleNotFoundError):
+        remedy = "install it, or import it only if needed"
     return f"{what} raised {type(error).__name__}: {said} ({place}); {remedy}"
 
 
