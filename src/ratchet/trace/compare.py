@@ -162,7 +162,6 @@ class Diff:
 
     @property
     def parts_change(self) -> dict[str, int]:
-        """Return the change of each part of the identity."""
         return {name: self.after.parts[name] - self.before.parts[name] for name in PARTS}
 
 

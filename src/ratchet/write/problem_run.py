@@ -311,8 +311,7 @@ class ProblemRun:
     def _propose(self, author: Author, count: int) -> list[Proposal] | None:
         """Return an author's new proposals; None if it has nothing left to say, or failed.
 
-        Raises:
-            EndpointError: the model of the only author cannot be asked.
+        Raises EndpointError: the model of the only author cannot be asked.
         """
         try:
             proposed = author.propose(self.progress, count)

@@ -76,11 +76,9 @@ Maker = Callable[[Setting], Author]
 def make_roster(setting: Setting, *, proven: Sequence[Kernel]) -> Roster:
     """Return the authors that a request names, as far as they can write for this problem.
 
-    `proven` are kernels that the ledger holds as proven; they are proposed first.
-
-    Raises:
-        RatchetError: a mistake in the call: an unknown author, an agent without a key, a folder
-            without a policy.
+    `proven` are kernels that the ledger holds as proven; they are proposed first. Raises
+    RatchetError: a mistake in the call: an unknown author, an agent without a key, a folder without
+    a policy.
     """
     authors: list[Author] = []
     absent: dict[str, str] = {}

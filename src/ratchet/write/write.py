@@ -44,11 +44,8 @@ def write(
 
     `spent_s` of the budget went into reading the problem. Ctrl-C ends the run: the result has what
     is known by then, and a resumed run goes on from there. Every answer is in the ledger as soon as
-    it is given.
-
-    Raises:
-        RatchetError: a problem that cannot be judged, a device that is not there, `resume` without
-            an unfinished run, a ledger that fails.
+    it is given. Raises RatchetError: a problem that cannot be judged, a device that is not there,
+    `resume` without an unfinished run, a ledger that fails.
     """
     began_s = time.monotonic() - spent_s
     if problem.fault:

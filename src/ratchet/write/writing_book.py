@@ -53,7 +53,6 @@ class WritingBook:
         return run
 
     def end(self, run: str, event: Ended, result: Mapping[str, object]) -> None:
-        """Append the end of a run, with its result."""
         started = self.run(run)
         self._event(run, event, started.problem_hash, started.name, result)
 
@@ -89,8 +88,7 @@ class WritingBook:
     def kernel(self, hash: str) -> Kernel:
         """Return the kernel of an answer.
 
-        Raises:
-            LedgerError: the ledger does not hold it.
+        Raises LedgerError: the ledger does not hold it.
         """
         found = self.ledger.kernel(hash)
         if found is None:
@@ -103,8 +101,7 @@ class WritingBook:
     def run(self, run: str) -> WritingRun:
         """Return a run by its identity, or by the first digits of it.
 
-        Raises:
-            LedgerError: no run, or more than one, has this identity.
+        Raises LedgerError: no run, or more than one, has this identity.
         """
         found = [one for one in self._runs() if one.run.startswith(run)] if run else []
         if len(found) != 1:

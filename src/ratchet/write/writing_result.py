@@ -148,8 +148,7 @@ def make_request(
 ) -> WritingRequest:
     """Return the request that the texts of a command line make.
 
-    Raises:
-        RatchetError: a value that an option cannot have.
+    Raises RatchetError: a value that an option cannot have.
     """
     chosen = agent or AgentChoice()
     if not 0 <= seed <= LARGEST_SEED:

@@ -156,9 +156,7 @@ def compile_whole(
     """Compile sources into one library with HIP's own headers; `options` are macros and folders.
 
     `precompiled` is a folder that `precompile` filled. The library lies beside the first source.
-
-    Raises:
-        KernelError: the first error with its file and line, or what is missing here.
+    Raises KernelError: the first error with its file and line, or what is missing here.
     """
     tools = whole_hip()
     shared = shared_options(tools, architecture, with_torch=with_torch, precompiled=precompiled)
@@ -362,9 +360,8 @@ class HipSources(msgspec.Struct, frozen=True, kw_only=True):
 def compile_sources(sources: HipSources, folder: Path) -> HipBinary:
     """Compile a program in an empty folder of this process's own.
 
-    Raises:
-        KernelError: the first error with file and line, what is missing here, or a name that leaves
-            the folder.
+    Raises KernelError: the first error with file and line, what is missing here, or a name that
+    leaves the folder.
     """
     write_files(sources.files, folder)
     architecture, tools = ARCHITECTURES[sources.target], find_hip()

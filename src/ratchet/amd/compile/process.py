@@ -26,8 +26,6 @@ MAX_KERNELS, MAX_LAUNCHES = 64, 4000
 
 
 class CompiledKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel, compiled for one target."""
-
     name: Annotated[str, msgspec.Meta(max_length=1000)]
     num_warps: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
     num_stages: int | None = None
@@ -39,15 +37,11 @@ class CompiledKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorArgument(msgspec.Struct, frozen=True, kw_only=True):
-    """A tensor argument of a launch."""
-
     bytes: Count
     place: tuple[int, list[int]]
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded launch."""
-
     kernel: str
     grid: Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)]
     arguments: list[TensorArgument | bool | int | float | None]

@@ -44,7 +44,6 @@ class InterpreterDriver(FakeDriver):
         return 1.0
 
     def get_active_torch_device(self) -> torch.device:
-        """Return the device of the tensors."""
         import torch
 
         return torch.device("cpu")

@@ -94,9 +94,8 @@ MOST_BYTES: Final = 8 << 20  # most text of one program
 def build_hip(kernel: Kernel, target: str, clock: Clock) -> tuple[str, bytes]:
     """Return a source's assembly, and the library of its host code.
 
-    Raises:
-        KernelError: the source does not compile, or there is no compiler.
-        ChildFailure: the compiler's process died or took too long.
+    Raises KernelError (the source does not compile, or there is no compiler); ChildFailure (the
+    compiler's process died or took too long).
     """
     text, carried = split_files(kernel.source)
     source = os.path.join(carried.place, f"kernel_{target}.hip")

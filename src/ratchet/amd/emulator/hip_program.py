@@ -61,7 +61,6 @@ class ProgramRuntime(HipRuntime):
         os._exit(code & 255)
 
     def launched(self, launch: EmulatedLaunch) -> None:
-        """Count a launch."""
         self._driver.add(launch)
 
     def _launch(self, name: bytes, sizes: Any, arguments: Any, shared_bytes: int) -> int:

@@ -72,12 +72,10 @@ class KernelLaunch:
 
     @property
     def waves(self) -> int:
-        """The waves of a workgroup."""
         return -(-self.threads // self.kernel.lanes)
 
     @property
     def lds_bytes(self) -> int:
-        """The LDS bytes of a workgroup."""
         return max(self.kernel.lds_bytes, self.shared_bytes)
 
 
@@ -86,8 +84,6 @@ WaveRuns = bytes  # a name of its own, since a field below is called `bytes`
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchCounts:
-    """Exact counts of one launch."""
-
     instructions: int
     by_mnemonic: dict[str, int]  # instructions that waves executed
     lanes: dict[str, int]  # lanes that were on, summed over the instructions; scalar ones have none
@@ -505,10 +501,7 @@ def assembly(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, list[tupl
 
 
 def timeline(kernel: DecodedKernel, counts: LaunchCounts) -> dict[str, object]:
-    """Return the line that each wave of the first workgroup ran, in slots of counted cycles.
-
-    Waves leave a barrier together.
-    """
+    """Return the line that each wave of the first workgroup ran, in slots of counted cycles."""
     waves = [list(RUN.iter_unpack(one)) for one in counts.runs[:MOST_WAVES]]
     longest: dict[int, int] = {}
     for runs in waves:

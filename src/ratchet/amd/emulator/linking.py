@@ -37,8 +37,6 @@ ANY_SECTION: Final = re.compile(r"^\s+\.(?:section|text|data|bss|amdgpu_metadata
 
 
 class KernelTexts:
-    """The kernels of one assembly text."""
-
     def __init__(self, text: str) -> None:
         functions = set(FUNCTION.findall(text))
         self._pieces: list[tuple[str, list[str]]] = [("", [])]
@@ -150,7 +148,6 @@ def device_variables(text: str) -> dict[str, bytes]:
 
 
 def _data(line: str) -> bytes:
-    """Return the bytes of one directive."""
     said = re.match(r"^\s+\.(\w+)\s*([^;]*?)\s*(?:;.*)?$", line.replace('\\"', "\\042"))
     if said is None or said[1] in ("p2align", "globl", "type", "protected", "weak", "hidden"):
         return b""
@@ -187,7 +184,6 @@ class PlacedVariables:
         self.addresses = {name: self._put(one) for name, one in self.begin_with.items()}
 
     def pointer_to(self, address: int) -> int:
-        """Return the address of a new pointer."""
         return self._put(address.to_bytes(8, "little"))
 
     def _place(self, begins: bytes) -> int:

@@ -238,7 +238,6 @@ class EmulatorDriver(FakeDriver):
             setattr(HIPBackend, name, staticmethod(_checked(self, getattr(HIPBackend, name))))
 
     def get_active_torch_device(self) -> torch.device:
-        """Return the device of the tensors."""
         return GPU
 
 
@@ -247,8 +246,6 @@ EMULATED.is_loaded = True
 
 @dataclass(kw_only=True, eq=False)
 class EmulatedLauncher:
-    """Emulates the launches of a kernel."""
-
     driver: Any  # it has an `emulator`, and the memory that programs were `told` of
     kernel: Callable[[], DecodedKernel]
     kinds: Sequence[object]  # the types of the arguments

@@ -32,8 +32,6 @@ Kind = Literal["none", "vector", "scalar", "constant", "bit"]
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One operand of a record."""
-
     kind: Kind
     number: int = 0
     registers: int = 0

@@ -381,7 +381,6 @@ def launches_in_words(result: ProgramResult, where: str = "") -> str:
 
 
 def _hottest_lines(kernels: Sequence[ProgramKernel]) -> list[str]:
-    """Return a line for the hottest line of each kernel."""
     said = []
     for one in kernels:
         for line in one.hottest[:1]:

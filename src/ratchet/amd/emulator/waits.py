@@ -57,10 +57,7 @@ def family(target: str) -> str:
 
 
 def wait(name: str, rest: str, target: str) -> Record | None:
-    """Return an instruction that waits for counters, or counts in one; None for others.
-
-    Raises KernelError for a counter that the target does not have.
-    """
+    """Return an instruction that waits for counters, or counts in one; None for others."""
     if name in COUNTED:
         return Record("counted", aux=[COUNTED[name]])
     limits = _limits(name, rest, target)

@@ -314,10 +314,7 @@ def by_last_name(texts: Iterable[str]) -> dict[str, list[str]]:
 def header_folders(
     unit: str, texts: Mapping[str, str], by_end: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the folders below which a text and its headers find theirs, the nearest first.
-
-    `by_end` is `by_last_name` of the texts.
-    """
+    """Return the folders below which a text and its headers find theirs, the nearest first."""
     seen, new, found = {unit}, [unit], set[str]()
     while new:
         for path in INCLUDED.findall(texts[new.pop()]):

@@ -206,7 +206,6 @@ class CudaTree:
         return found
 
     def calls_of(self, *names: str) -> Iterator[Called]:
-        """Yield the calls of functions."""
         for name in names:
             yield from self.calls.get(name, ())
 

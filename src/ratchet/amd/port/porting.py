@@ -92,7 +92,6 @@ class PortResult:
         return not (self.left or self.failed or wrong)
 
     def is_fixed(self, finding: Finding) -> bool:
-        """Return whether the patch fixes a finding."""
         return finding.fixable or (finding.rule == "api-name" and finding.file in self.new)
 
     def by_hand(self, findings: Iterable[Finding]) -> list[Finding]:
@@ -162,12 +161,9 @@ class PortSettings:
 def port(path: Path, settings: PortSettings | None = None) -> PortResult:
     """Find what stands between a tree and ROCm, and rewrite what can be rewritten.
 
-    The tree changes only with `settings.write`, and then all of its files or none.
-
-    Raises:
-        PortError: the tree cannot be read, has changes that git does not hold, or tree-sitter is
-            missing.
-        FileError: the tree cannot be written.
+    The tree changes only with `settings.write`, and then all of its files or none. Raises PortError
+    (the tree cannot be read, has changes that git does not hold, or tree-sitter is missing);
+    FileError (the tree cannot be written).
     """
     settings = settings or PortSettings()
     find_architectures(list(settings.targets))

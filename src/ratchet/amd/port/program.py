@@ -57,11 +57,8 @@ def compile_program(sources: Sequence[Path], target: str) -> Path:
 
     Headers are found in the tree below the sources' common folder, or as far up as their includes
     go, and only what is included is read. Macros are tried that the nearest build gives. The
-    compiler runs in a sandbox.
-
-    Raises:
-        PortError: a source cannot be read.
-        KernelError: the first error of the compiler.
+    compiler runs in a sandbox. Raises PortError (a source cannot be read); KernelError (the first
+    error of the compiler).
     """
     for one in sources:
         if not one.is_file():

@@ -166,12 +166,10 @@ def prove(
 ) -> PortResult:
     """Judge the kernels of a ported tree that have a problem, and run its programs, emulated.
 
-    A problem is the file of `problems` that is named after the function or after the kernel's
-    file; else the shipped problem of the function's name. `problems` defaults to the tree's folder
-    of that name. `say` gets the name of each kernel before it is judged.
-
-    Raises:
-        RatchetError: `problems` is no folder.
+    A problem is the file of `problems` that is named after the function or after the kernel's file;
+    else the shipped problem of the function's name. `problems` defaults to the tree's folder of
+    that name. `say` gets the name of each kernel before it is judged. Raises RatchetError:
+    `problems` is no folder.
     """
     if problems is None:
         problems = Path(result.path) / PROBLEMS

@@ -37,7 +37,6 @@ class PythonTree:
                 waiting.append(child)
 
     def of(self, kind: type[Kind]) -> Iterator[Kind]:
-        """Yield the nodes of a kind."""
         yield from (node for node in self.nodes[kind] if isinstance(node, kind))
 
     def at(self, node: ast.AST) -> int:
@@ -87,7 +86,6 @@ class PythonTree:
 
     @cached_property
     def calls(self) -> list[tuple[str, ast.Call]]:
-        """The calls with their names."""
         return [(self.name(node.func), node) for node in self.of(ast.Call)]
 
     @cached_property

@@ -64,8 +64,6 @@ ASSUMES: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchWork:
-    """The least work of one launch."""
-
     dot_flops: float | None  # None if unknown
     flops_per_simd_per_cycle: float | None
     """The rate of the compiled matrix instructions; None without any, if the dots run on the

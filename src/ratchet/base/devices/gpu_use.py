@@ -124,10 +124,7 @@ def choice_words(index: int) -> str:
 
 
 def _of_nvml(address: str) -> tuple[float | None, dict[int, int] | None]:
-    """Ask NVIDIA's management library about the GPU at a PCI address.
-
-    Return its busy share, and the bytes that each process holds.
-    """
+    """Ask NVIDIA's management library about the GPU at a PCI address."""
     try:
         library: Any = ctypes.CDLL(NVML)
         handle = ctypes.c_void_p()

@@ -35,8 +35,6 @@ KINDS: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MatrixInstruction:
-    """One matrix instruction of one architecture."""
-
     gfx: str
     isa: str
     name: str
@@ -116,10 +114,7 @@ def is_older_shape(instruction: MatrixInstruction) -> bool:
 
 
 def peak_flops_per_s(device: CatalogueDevice, kind: str) -> float | None:
-    """Return a whole board's matrix peak: operations per cycle x compute units x highest clock.
-
-    None if the table or the catalogue lacks a part.
-    """
+    """Return a whole board's matrix peak: operations per cycle x compute units x highest clock."""
     target, units = device.get("target"), device.number("compute_units")
     clock_ghz = device.number("max_engine_clock")
     instruction = None if target is None else fastest(target.value, kind)

@@ -446,7 +446,6 @@ class Ledger:
         return self.read(_query(table, fingerprint, *conditions).order_by(table.c.id))
 
     def read(self, query: Select[tuple[object, ...]]) -> Sequence[Row[tuple[object, ...]]]:
-        """Return all rows of a query."""
         with explained(self.engine.url), self.engine.connect() as connection:
             return connection.execute(query).all()
 

@@ -302,7 +302,6 @@ def pairs_plot(
 
 
 def dots(points: Iterable[tuple[float, float]]) -> str:
-    """Return points as a path."""
     # A zero-length line with round ends is a dot that keeps its shape when the box is stretched.
     return "".join(f"M{x:.2f} {y:.2f}h.01" for x, y in points)
 

@@ -183,7 +183,6 @@ def records(table: ResultTable) -> list[dict[str, object]]:
 
 
 def is_on(one: ReportBlock | Column, medium: Medium) -> bool:
-    """Return whether a medium shows a block or a column."""
     return one.on in ("both", medium)
 
 
@@ -285,5 +284,4 @@ def _sizes(name: str, value: Json) -> str:
 
 
 def facts_of(environment: Mapping[str, object]) -> list[Named]:
-    """Return every fact of an environment."""
     return [(name.replace("_", " "), plain(value)) for name, value in environment.items()]

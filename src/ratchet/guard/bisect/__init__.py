@@ -53,9 +53,8 @@ class CommitRange:
 def commit_range(folder: Path, good: str, bad: str) -> CommitRange:
     """Return the commits between two revisions.
 
-    Raises:
-        RepositoryError: no repository, no such revision, the same commit twice, or GOOD is not an
-            ancestor of BAD.
+    Raises RepositoryError: no repository, no such revision, the same commit twice, or GOOD is not
+    an ancestor of BAD.
     """
     root = Path(git(folder, "rev-parse", "--show-toplevel"))
     first, last = resolve(folder, good), resolve(folder, bad)
@@ -204,12 +203,9 @@ def bisect_commits(
 ) -> BisectResult:
     """Bisect in checkouts under `place`, where a killed run has left its pairs and builds.
 
-    `on_work` hears which commit is built or run.
-
-    Raises:
-        MeasureError: an endpoint cannot be built or measured.
-        RepositoryError: another run bisects the same right now.
-        GuardError: a commit runs other code than its checkout's.
+    `on_work` hears which commit is built or run. Raises MeasureError (an endpoint cannot be built
+    or measured); RepositoryError (another run bisects the same right now); GuardError (a commit
+    runs other code than its checkout's).
     """
     notes: list[str] = []
     with _locked(place):

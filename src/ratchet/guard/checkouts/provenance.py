@@ -37,11 +37,8 @@ def prove(
 
     `run` takes the variables to run with, `words` are what it runs, and `side` names it in errors.
     Return what `run` returned, and what was not looked at in a few words, empty if all was. If
-    `run` returns text, the command failed, and nothing is checked.
-
-    Raises:
-        GuardError: a module of the repository came from elsewhere than its checkout, or a Python
-            told nothing.
+    `run` returns text, the command failed, and nothing is checked. Raises GuardError: a module of
+    the repository came from elsewhere than its checkout, or a Python told nothing.
     """
     with scratch.folder("imports") as told:
         path = injected({**os.environ, **checkout.environment})["PYTHONPATH"]

@@ -169,8 +169,7 @@ class CommandContest:
 def run_command(side: CommandSide, *, printed: bool, limit_s: float) -> FinishedRun:
     """Run a command to its end; keep what it prints on stdout if that is `printed`.
 
-    Raises:
-        GuardError: it cannot start, fails, or outlasts `limit_s`.
+    Raises GuardError: it cannot start, fails, or outlasts `limit_s`.
     """
     done = run_words(side.command, side.folder, limit_s, side.environment, output=printed)
     if isinstance(done, str):

@@ -148,9 +148,7 @@ class Sides:
 def make_sides(request: CompareRequest) -> Iterator[Sides]:
     """Check a request and make its two sides; worktrees live as long as the context.
 
-    Raises:
-        GuardError: the words name no two sides.
-        WorkloadError: a workload is unknown.
+    Raises GuardError (the words name no two sides); WorkloadError (a workload is unknown).
     """
     check_seed(request.seed)
     _check(request)

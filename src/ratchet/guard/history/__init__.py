@@ -55,10 +55,8 @@ def gather(
 ) -> list[HistorySeries]:
     """Group observations, which are in the order of their commits, into series by name.
 
-    `fault` hears of each series that changes its unit or direction, which is left out.
-
-    Raises:
-        HistoryError: there is such a series, and nobody to hear of it.
+    `fault` hears of each series that changes its unit or direction, which is left out. Raises
+    HistoryError: there is such a series, and nobody to hear of it.
     """
     groups: dict[str, list[Observation]] = {}
     for one in observations:

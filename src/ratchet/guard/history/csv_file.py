@@ -47,8 +47,7 @@ def exported(given: Sequence[Observation], kept: Sequence[Observation], why: str
 def imported(path: Path, where: str, value: float, device: str, **known: Any) -> Observation:
     """Return a figure of a file, a time where it does not say more; `where` names it in errors.
 
-    Raises:
-        HistoryError: the value lies outside its interval.
+    Raises HistoryError: the value lies outside its interval.
     """
     low, high = known.get("low"), known.get("high")
     # A program may have printed fewer digits of an end than of the value.
@@ -96,12 +95,9 @@ def read_csv(path: Path, defaults: ImportDefaults) -> Iterator[Observation]:
 
     With a column `value` each line is one figure. Without it, each column that is not one of
     COLUMNS (or a usual name for it) is a metric of the benchmark, which the file's name names; an
-    empty cell is then no figure.
-
-    Raises:
-        HistoryError: the file cannot be read, or has no header; a line lacks a value, has more
-            or fewer fields than the header, or a value that is no number or lies outside its
-            interval.
+    empty cell is then no figure. Raises HistoryError: the file cannot be read, or has no header; a
+    line lacks a value, has more or fewer fields than the header, or a value that is no number or
+    lies outside its interval.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -152,8 +148,7 @@ def as_utc(text: str, where: str) -> str:
 def _columns(path: Path, header: Sequence[str] | None, line: int) -> list[str]:
     """Return the name of each column; one that is not in COLUMNS is a metric's.
 
-    Raises:
-        HistoryError: no header, another separator, a column without a name or with another's.
+    Raises HistoryError: no header, another separator, a column without a name or with another's.
     """
     if header is None:
         raise HistoryError(f"{path} is empty: its first line must name the columns")
@@ -181,7 +176,6 @@ def _columns(path: Path, header: Sequence[str] | None, line: int) -> list[str]:
 def _figures(
     path: Path, line: int, names: Sequence[str], fields: Sequence[str], defaults: ImportDefaults
 ) -> Iterator[Observation]:
-    """Yield the figures of one line."""
     where = f"{path}:{line}"
     if len(fields) != len(names):
         raise HistoryError(

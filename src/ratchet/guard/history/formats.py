@@ -55,10 +55,8 @@ class AsvResults(msgspec.Struct, kw_only=True):
 def read_asv(folder: Path, left_out: LeftOut = lambda _: None) -> Iterator[Observation]:
     """Yield the figures of an asv results folder.
 
-    `left_out` hears of each benchmark that failed. One that asv skipped (NaN) has no result.
-
-    Raises:
-        HistoryError: the folder holds no results, or a file is not as asv writes it.
+    `left_out` hears of each benchmark that failed. One that asv skipped (NaN) has no result. Raises
+    HistoryError: the folder holds no results, or a file is not as asv writes it.
     """
     units = _units(folder / "benchmarks.json")
     found = sorted(
@@ -251,10 +249,8 @@ def read_results(
 
     A folder is asv's, .json what `read_json` takes, all else CSV.
 
-    `left_out` hears of each result that the file names and that has no figure.
-
-    Raises:
-        HistoryError: the file is in none of these formats, or holds no figure.
+    `left_out` hears of each result that the file names and that has no figure. Raises HistoryError:
+    the file is in none of these formats, or holds no figure.
     """
     faults: list[str] = []
 
@@ -285,8 +281,7 @@ def write_results(
 ) -> Exported:
     """Write figures; the format is by the name's end unless it is given.
 
-    Raises:
-        HistoryError: there is none to write, or the place takes no such file.
+    Raises HistoryError: there is none to write, or the place takes no such file.
     """
     by_name: dict[str, ResultsFormat] = {".csv": "csv", ".json": "google"}
     format = format or by_name.get(path.suffix.lower(), "asv")

@@ -164,8 +164,7 @@ def mark(
 ) -> Incident:
     """Acknowledge or resolve an incident by the first digits of its id.
 
-    Raises:
-        HistoryError: no incident, or more than one, has this id.
+    Raises HistoryError: no incident, or more than one, has this id.
     """
     known = recorded(book.events())
     found = [one for one in known if id and one.id.startswith(id)]

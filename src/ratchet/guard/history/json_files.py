@@ -34,10 +34,8 @@ def read_json(
 ) -> Iterator[Observation]:
     """Yield the figures of a JSON file, whose keys tell which tool wrote it.
 
-    `left_out` hears of each benchmark without a figure.
-
-    Raises:
-        HistoryError: the file is none of these tools'.
+    `left_out` hears of each benchmark without a figure. Raises HistoryError: the file is none of
+    these tools'.
     """
     try:
         # pytest-benchmark writes NaN, which Python's reader alone takes.

@@ -102,7 +102,6 @@ def render_history_page(analysed: Sequence[AnalysedSeries], incidents: Sequence[
 
 
 def names_of(incidents: Sequence[Incident]) -> Names:
-    """Return the incident of each regression."""
     return {(each.key, each.shift.index): one.id for one in incidents for each in one.series}
 
 

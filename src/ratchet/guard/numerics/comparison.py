@@ -43,8 +43,7 @@ def compare_numerics(
 ) -> NumericsResult:
     """Find the first divergence; write a script that shows it to `out`, and keep the report.
 
-    Raises:
-        GuardError: the sides are no two versions of one model.
+    Raises GuardError: the sides are no two versions of one model.
     """
     files.check_new_folder(out)
     with Ledger.open(ledger) as book:

@@ -64,8 +64,7 @@ class SitePages:
     def render(self, name: str, *, reload_s: int | None = None) -> bytes:
         """Return a page as HTML of at most MOST_BYTES; KeyError if the site has none of the name.
 
-        Raises:
-            LedgerError: the ledger fails.
+        Raises LedgerError: the ledger fails.
         """
         kind = name.partition(".")[0].partition("-")[0]
         kind = {"incident": "incidents", "series": "series"}.get(kind, kind)
@@ -98,8 +97,7 @@ def badge(facts: SiteFacts) -> str:
 def site_pages(ledger: Ledger, commit_url: str = "") -> SitePages:
     """Read a ledger; return its pages, which are rendered when they are asked for.
 
-    Raises:
-        RatchetError: the template is none, or the ledger fails.
+    Raises RatchetError: the template is none, or the ledger fails.
     """
     facts = read_facts(ledger, check_commit_url(commit_url))
     found: dict[str, Report] = dict(list_pages(facts))
@@ -142,8 +140,7 @@ class SiteWritten:
 def write_site(ledger: Ledger, out: Path, commit_url: str = "") -> SiteWritten:
     """Write every page of a ledger to a folder; pages of an earlier site that are old go.
 
-    Raises:
-        RatchetError: the ledger fails, the template is none, or the folder takes no file.
+    Raises RatchetError: the ledger fails, the template is none, or the folder takes no file.
     """
     site = site_pages(ledger, commit_url)
     files.make_folder(out, "--out")

@@ -137,8 +137,7 @@ MOST_CHIP: Final = 80
 def read_facts(ledger: Ledger, commit_url: str) -> SiteFacts:
     """Read a ledger for its pages, and give each page its name.
 
-    Raises:
-        LedgerError: the ledger fails.
+    Raises LedgerError: the ledger fails.
     """
     book, faults = SiteBook(ledger), list[str]()
     observations = ObservationBook(ledger).observations()

@@ -334,7 +334,6 @@ def recipe_chip(facts: SiteFacts, one: WrittenRecipe) -> m.Span:
 
 
 def run_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
-    """Return the columns of a run."""
     return (
         m.Column("command"),
         m.name("of", lambda one: facts.links.to("run", one.key, one.title or one.key)),
@@ -358,7 +357,6 @@ def but(columns: Sequence[m.Column], *titles: str) -> tuple[m.Column, ...]:
 
 
 def verdict_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
-    """Return the columns of a verdict."""
     return (
         m.Column("verdict", partial(verdict_cell, facts)),
         m.name("kernel", lambda one: facts.kernel(one.kernel)),
@@ -369,7 +367,6 @@ def verdict_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
 
 
 def recipe_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
-    """Return the columns of a recipe."""
     return (
         m.name(
             "workload",
@@ -412,7 +409,6 @@ def _device_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
 
 
 def series_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
-    """Return the columns of a series."""
     return (
         m.name("benchmark", lambda one: clipped(one.series.benchmark)),
         m.Column("now", lambda one: facts.chip(one, one.series.metric_words)),

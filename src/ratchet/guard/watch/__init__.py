@@ -48,12 +48,9 @@ def run_gate(
 ) -> WatchResult:
     """Run the suite against the revision `base`, or `against` a history, and return its report.
 
-    `record` stores the head's results in the ledger.
-
-    Raises:
-        RepositoryError: no repository, or no such base.
-        HistoryError: the history cannot be read.
-        GuardError: a side runs other code than its checkout's.
+    `record` stores the head's results in the ledger. Raises RepositoryError (no repository, or no
+    such base); HistoryError (the history cannot be read); GuardError (a side runs other code than
+    its checkout's).
     """
     commit = git.stamp(folder)
     notes: list[str] = []

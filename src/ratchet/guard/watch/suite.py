@@ -54,7 +54,6 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"benchmark {self.name!r} needs a command or a workload, one of them")
 
     def measured(self) -> MeasuredCommand:
-        """Return what is run."""
         words, metric = self.command, self.metric
         if self.workload:
             # Its rows go to no ledger that anybody reads.
@@ -107,8 +106,7 @@ SMOKE = Suite(
 def read_suite(path: Path | None, folder: Path) -> Suite:
     """Return the suite of a file, of `ratchet-watch.toml` in the folder, or the smoke workloads.
 
-    Raises:
-        WatchError: the file cannot be read, or a setting is not as it must be.
+    Raises WatchError: the file cannot be read, or a setting is not as it must be.
     """
     if path is None:
         path = folder / SUITE_FILE
@@ -221,10 +219,8 @@ def watch_pairs(
 ) -> list[BenchmarkResult]:
     """Time each benchmark at both commits, in pairs (`run_rounds`).
 
-    Each benchmark first runs once at each commit, untimed, to prove which files it imports.
-
-    Raises:
-        GuardError: a side imports the repository's code from elsewhere than its checkout.
+    Each benchmark first runs once at each commit, untimed, to prove which files it imports. Raises
+    GuardError: a side imports the repository's code from elsewhere than its checkout.
     """
     places: dict[str, Checkout] = {}
     for name, commit in (("base", base), ("head", head)):

@@ -105,7 +105,6 @@ class PlannedCluster:
 
     @property
     def machine(self) -> int:
-        """Return the devices of one machine."""
         return self.host if self.host and not self.local % self.host else self.local
 
     @property

@@ -52,8 +52,6 @@ class PlanQuestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutPlan:
-    """One layout with its costs."""
-
     layout: Layout
     micro_batches: int
     step_s: float
@@ -99,7 +97,6 @@ class Evaluated:
     memory: Memory
 
     def plan(self, asked: PlanQuestion, place: int) -> LayoutPlan:
-        """Return one of them as a plan."""
         step_s = float(self.times.total[place])
         tokens = asked.batch * asked.shape.sequence
         cluster = asked.cluster

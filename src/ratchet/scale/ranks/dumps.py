@@ -102,7 +102,6 @@ class Dump:
         return "gloo" in self.backends or (not self.backends and "" in self.groups)
 
     def last(self) -> tuple[DumpedGroup, CollectiveCall] | None:
-        """Return the last call of the rank, with its group."""
         pairs = [(group, call) for group in self.groups.values() for call in group.calls]
         return max(pairs, key=lambda pair: pair[1].order, default=None)
 

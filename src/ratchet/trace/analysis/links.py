@@ -108,7 +108,6 @@ class Links:
 
 
 def link(trace: Trace) -> Links:
-    """Find every link of a trace."""
     module_name = trace.named(MODULE)[trace.text] & (trace.kind == Kind.PYTHON)
     checkpoint = trace.named(CHECKPOINT)[trace.text]
     inner = np.isin(trace.kind, (Kind.OP, Kind.RUNTIME)) | module_name

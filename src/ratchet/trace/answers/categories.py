@@ -59,7 +59,6 @@ def categories(
 
 
 def category_times(owned: Owned) -> dict[Category, int]:
-    """Return the summed time of each category that has any."""
     sums = sums_by(owned.category, owned.time, len(CATEGORIES)).tolist()
     return {category: time for category, time in zip(CATEGORIES, sums, strict=True) if time}
 

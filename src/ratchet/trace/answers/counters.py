@@ -33,8 +33,6 @@ _KNOWN_OTHERS = re.compile(r"^(PyTorch Profiler|Iteration Start|Record Window En
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelRun:
-    """The counters of one run of a kernel."""
-
     kernel: str
     correlation: int  # Correlation of the call that launched it; -1 if the file does not say
     values: Mapping[str, float]

@@ -150,7 +150,6 @@ def _changes(trace: Trace, rows: NDArray[np.intp]) -> tuple[Int64, NDArray[np.fl
 
 
 def _moved_before(trace: Trace, rows: NDArray[np.intp], edges: Int64) -> NDArray[np.float64]:
-    """Return the bytes moved before each edge."""
     time, change = _changes(trace, rows)
     rate = np.cumsum(change)[:-1]
     moved = np.concatenate(([0.0], np.cumsum(rate * np.diff(time))))

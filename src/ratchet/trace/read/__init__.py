@@ -106,7 +106,6 @@ def protobuf_sort(path: Path) -> Literal["xplane", "perfetto", ""]:
 
 
 def read_chrome(path: Path) -> Trace:
-    """Read a Kineto or Chrome trace."""
     gathered = gather_shared(path) or gather(path)
     gatherer = gathered.gatherer
     if gatherer.count == 0:

@@ -87,7 +87,6 @@ class _Reader:
     slices: list[_Slice] = field(default_factory=list)
 
     def packet(self, text: bytes, depth: int = 0) -> None:
-        """Take one packet."""
         kept: dict[int, int | bytes] = {}
         for key, value in fields(text, self.note):
             if key == 50 and isinstance(value, bytes) and depth == 0:
@@ -247,7 +246,6 @@ def read_perfetto(path: Path) -> Trace:
 
 
 def _packets(path: Path, note: Note) -> Iterator[bytes]:
-    """Yield the packets of a file."""
     held = b""
     wanted = 0  # Bytes without which the packet that was begun is not whole
     blocks: list[bytes] = []

@@ -118,7 +118,6 @@ class RocprofRun(Struct):
     counters: list[_NamedCounter] = field(default_factory=list)
 
     def kernel_names(self, dispatches: Iterable[_Record]) -> list[str]:
-        """Return the name of each dispatched kernel."""
         names = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in self.kernel_symbols}
         numbers = [one.dispatch_info.kernel_id for one in dispatches]
         return [names.get(number, f"kernel {number}") for number in numbers]

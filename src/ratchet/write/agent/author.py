@@ -265,11 +265,8 @@ class AgentAuthor:
         None if the budget is used up, the endpoint went away, or several turns in a row brought
         nothing new; `ended` then says why.
 
-        No question outlasts the seconds that the progress leaves.
-
-        Raises:
-            EndpointError: the model could not be asked even once.
-            LedgerError: the ledger failed.
+        No question outlasts the seconds that the progress leaves. Raises EndpointError (the model
+        could not be asked even once); LedgerError (the ledger failed).
         """
         self._purse.turn(progress.left_s)
         if count < 1 or progress.problem.fault:
@@ -364,12 +361,9 @@ def agent_author(
     under its old id asks nothing twice. With `replay`, the id of a recorded run, the answers come
     from the ledger: no endpoint, no key, no budget. `language` is by default triton on a GPU, else
     cpp, and for a replay the recorded one; `target` is a GPU that is not here to write for.
-    `knowledge=False` leaves passages out.
-
-    Raises:
-        EndpointError: no key, or no URL.
-        LedgerError: the ledger cannot be opened, or holds no such run.
-        RatchetError: an unknown strategy, target or device, or a number of samples out of range.
+    `knowledge=False` leaves passages out. Raises EndpointError (no key, or no URL); LedgerError
+    (the ledger cannot be opened, or holds no such run); RatchetError (an unknown strategy, target
+    or device, or a number of samples out of range).
     """
     chosen, replay, base_url = parse_strategy(strategy), replay or None, base_url or None
     if not 1 <= samples <= MOST_SAMPLES:

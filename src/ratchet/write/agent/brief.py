@@ -70,8 +70,7 @@ class ProblemBrief:
 def brief_of(problem: Problem, language: Language) -> ProblemBrief:
     """Return what a prompt says about a problem.
 
-    Raises:
-        RatchetError: its card cannot be made.
+    Raises RatchetError: its card cannot be made.
     """
     card = _card(problem)
     python = language in ("torch", "triton")

@@ -64,8 +64,7 @@ class Secret:
 def read_key(environment: str, base_url: str | None) -> Secret:
     """Return the key of an environment variable; a word that says none for an own server.
 
-    Raises:
-        EndpointError: the variable is not set, and the endpoint is the hosted default.
+    Raises EndpointError: the variable is not set, and the endpoint is the hosted default.
     """
     value = os.environ.get(environment, "").strip()
     if value and not (value.isascii() and value.isprintable()):
@@ -85,8 +84,7 @@ def read_key(environment: str, base_url: str | None) -> Secret:
 def endpoint_url(base_url: str | None) -> str:
     """Return the endpoint's URL: what was given, OPENAI_BASE_URL, or the hosted default.
 
-    Raises:
-        EndpointError: it is not an http or https URL.
+    Raises EndpointError: it is not an http or https URL.
     """
     url = (base_url or os.environ.get(URL_ENVIRONMENT, "") or DEFAULT_URL).strip()
     try:
@@ -152,9 +150,8 @@ class Answering:
     def read(self, response: Response) -> None:
         """Read a response to its end, or to a limit.
 
-        Raises:
-            EventError: the endpoint sent an error in its stream.
-            ValueError, TypeError, KeyError, AttributeError, IndexError: it is not the protocol.
+        Raises EventError (the endpoint sent an error in its stream); ValueError, TypeError,
+        KeyError, AttributeError, IndexError (it is not the protocol).
         """
         self.begun = True
         if "event-stream" not in response.headers.get("content-type", "event-stream"):

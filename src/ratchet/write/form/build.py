@@ -46,7 +46,6 @@ def wider(*dtypes: str) -> str:
 
 
 def constant(value: Number, dtype: str, shape: Shape = ()) -> Constant:
-    """Return one number everywhere."""
     if dtype in REALS:
         value = float(value)
     elif dtype == "bool":
@@ -86,7 +85,6 @@ def expanded(node: Node, shape: Shape) -> Node:
 
 
 def joint(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape that shapes broadcast to."""
     rank = max(map(len, shapes))
     found: list[Extent] = []
     for place in range(rank):

@@ -58,7 +58,6 @@ class Extent:
 
     @cached_property
     def text(self) -> str:
-        """Return it in C++."""
         return self.written(lambda pair: pair.text)
 
     def written(self, pair: Callable[[Pair], str]) -> str:
@@ -217,7 +216,6 @@ def product_of(extents: Iterable[Extent]) -> Extent:
 
 
 def sum_of(extents: Iterable[Extent]) -> Extent:
-    """Return the sum; 0 for none."""
     total = ZERO
     for extent in extents:
         total = total + extent

@@ -213,11 +213,8 @@ _LATEST: Final[dict[str, tuple[LoopForm, ...]]] = {}
 def forms_of(problem: Problem) -> tuple[LoopForm, ...]:
     """Return a form for each pattern of the visible cases, timed ones first.
 
-    The reference of a problem's file is traced in a process of its own.
-
-    Raises:
-        UnsupportedOp: the reference has an op outside of the list.
-        KernelError: the file does not run, or not in time.
+    The reference of a problem's file is traced in a process of its own. Raises UnsupportedOp (the
+    reference has an op outside of the list); KernelError (the file does not run, or not in time).
     """
     if problem.hash not in _LATEST:
         if len(_LATEST) >= MOST_KEPT:

@@ -122,8 +122,7 @@ MOST_OPS: Final = 240
 def lower(problem: Problem, case: Case) -> LoopForm:
     """Return the form of a problem for tensors and scalars like a case's, at any size.
 
-    Raises:
-        UnsupportedOp: the reference has an op outside the list.
+    Raises UnsupportedOp: the reference has an op outside the list.
     """
     static: frozenset[tuple[int, int]] = frozenset()
     while True:  # each round makes one more size a number: a window in 3-d needs three
@@ -166,7 +165,6 @@ def _function(problem: Problem) -> Reference:
 
 
 def lowered(trace: Traced, case: Case) -> LoopForm:
-    """Return the form of a traced reference."""
     count = len(trace.graph.nodes)
     if count > MOST_OPS:
         raise UnsupportedOp(f"reference of {count} ops", "a loop of it was unrolled")

@@ -291,7 +291,6 @@ class LoweredCall:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """Return torch's name of a dtype."""
     return str(dtype).removeprefix("torch.")
 
 

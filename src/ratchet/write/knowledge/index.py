@@ -80,10 +80,8 @@ def index_path(ledger: URL | str | None = None) -> Path:
 def open_index(path: Path, *, create: bool = False) -> KnowledgeIndex:
     """Open the index of a file, with the shipped notes in it.
 
-    Without `create`, a missing file gives an index in memory that holds the notes alone.
-
-    Raises:
-        KnowledgeError: the file is damaged, newer, another program's, or cannot be written.
+    Without `create`, a missing file gives an index in memory that holds the notes alone. Raises
+    KnowledgeError: the file is damaged, newer, another program's, or cannot be written.
     """
     index = KnowledgeIndex(path if create or path.exists() else None)
     try:
@@ -197,8 +195,7 @@ class KnowledgeIndex:
     def remove(self, path: str) -> list[str]:
         """Remove the document of a path, or all below a folder; return the removed paths.
 
-        Raises:
-            KnowledgeError: no document has this path, or it is a note that ships.
+        Raises KnowledgeError: no document has this path, or it is a note that ships.
         """
         wanted = str(Path(path).resolve())
         known = [one.path for one in self.documents()]

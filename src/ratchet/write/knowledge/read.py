@@ -97,8 +97,7 @@ TIME_LIMIT_S: Final = 180.0
 def pdf_sections(raw: bytes) -> list[Section]:
     """Return one section a page.
 
-    Raises:
-        KnowledgeError: it is encrypted, damaged, or takes too long or too much memory to read.
+    Raises KnowledgeError: it is encrypted, damaged, or takes too long or too much memory to read.
     """
     with tempfile.TemporaryFile() as given:
         given.write(raw)
@@ -163,9 +162,8 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read one file.
 
-    Raises:
-        NoText: it holds nothing to index.
-        KnowledgeError: the reason why it cannot be indexed, to print after its path.
+    Raises NoText (it holds nothing to index); KnowledgeError (the reason why it cannot be indexed,
+    to print after its path).
     """
     kind = KINDS.get(path.suffix.lower(), "text")
     raw = _read(path, MOST_PDF_BYTES if kind == "pdf" else MOST_TEXT_BYTES)

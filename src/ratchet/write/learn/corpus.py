@@ -42,9 +42,7 @@ def documents(
     """Yield the documents of files, folders and datasets.
 
     Without any, yield those of `ratchet knowledge add`, the notes that ship and Python's sources.
-
-    Raises:
-        LearnError: a file or a dataset cannot be read.
+    Raises LearnError: a file or a dataset cannot be read.
     """
     for name in datasets:
         yield from dataset_documents(name, TEXT_BYTES)
@@ -79,10 +77,8 @@ def dataset_documents(name: str, most_bytes: int) -> Iterator[str]:
 
     `name` is `NAME[:COLUMN]`: a name on the hub, or a folder that `datasets` can read (Parquet,
     JSON lines, CSV, text). The column is `text` unless it is named. Rows are streamed, so a large
-    dataset is not downloaded whole. The split is `train`, or the only one.
-
-    Raises:
-        LearnError: `datasets` is not installed, or there is no such dataset or column.
+    dataset is not downloaded whole. The split is `train`, or the only one. Raises LearnError:
+    `datasets` is not installed, or there is no such dataset or column.
     """
     place, _, column = name.partition(":")
     column = column or COLUMN
@@ -183,10 +179,7 @@ def build_corpus(
     """Return the corpus of these problems: the ledger's kernels, and `draws` triples of each.
 
     Only what the device and software `here` measured counts. Kernels of unseen families are left
-    out.
-
-    Raises:
-        LearnError: no examples at all, or replay text that cannot be read.
+    out. Raises LearnError: no examples at all, or replay text that cannot be read.
     """
     pieces = list(dict.fromkeys(documents(texts, datasets, ledger)))
     if len(pieces) < 2:

@@ -219,8 +219,7 @@ class PolicyAuthor:
     def propose(self, progress: Progress, count: int) -> list[Proposal]:
         """Return up to `count` new proposals; see `Author.propose`.
 
-        Raises:
-            RatchetError: the generator lacks one of the problem's ops.
+        Raises RatchetError: the generator lacks one of the problem's ops.
         """
         key = progress.problem.hash
         if key not in self._tasks:
@@ -258,7 +257,6 @@ class PolicyAuthor:
 def policy_author(folder: str, *, seed: int = 0) -> PolicyAuthor:
     """Return the author `policy:FOLDER`, which is loaded once for all problems of a run.
 
-    Raises:
-        LearnError: the folder holds no policy.
+    Raises LearnError: the folder holds no policy.
     """
     return PolicyAuthor(load_policy(Path(folder)), f"policy:{folder}", seed=seed)

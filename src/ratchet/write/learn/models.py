@@ -145,9 +145,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return a causal language model and its tokenizer, by name or folder.
 
-    Raises:
-        LearnError: there is no such model or device, it does not fit in memory, or model and
-            tokenizer do not match.
+    Raises LearnError: there is no such model or device, it does not fit in memory, or model and
+    tokenizer do not match.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -242,8 +241,7 @@ def with_lora(model: PreTrainedModel, rank: int, *, seed: int = 0) -> PreTrained
 def save_policy(folder: Path, policy: Policy) -> None:
     """Write a policy's folder: model, tokenizer and card. Adapters are merged into a copy.
 
-    Raises:
-        LearnError: the disk is full, or the folder cannot be written.
+    Raises LearnError: the disk is full, or the folder cannot be written.
     """
     import copy
 
@@ -270,10 +268,8 @@ def load_policy(
 ) -> Policy:
     """Return the policy of a folder that `ratchet learn` wrote.
 
-    `training` checks that there is memory to train it, or adapters of rank `lora` on it.
-
-    Raises:
-        LearnError: the folder holds no policy.
+    `training` checks that there is memory to train it, or adapters of rank `lora` on it. Raises
+    LearnError: the folder holds no policy.
     """
     card = read_card(folder)
     model, tokenizer = load_model(str(folder), device=device, training=training, lora=lora)

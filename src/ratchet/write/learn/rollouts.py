@@ -263,11 +263,8 @@ class VllmRollouts(Rollouts):
         compared with the model's own probabilities, since vLLM only warns about weights it lacks.
 
         If any request limits its answers to choices that have one token each, transformers draws
-        all of them: they are a few tokens long.
-
-        Raises:
-            LearnError: vLLM cannot run this model, its weights are not the model's, or a prompt is
-                longer than it can read.
+        all of them: they are a few tokens long. Raises LearnError: vLLM cannot run this model, its
+        weights are not the model's, or a prompt is longer than it can read.
         """
         if any(allowed_tokens(tokenizer, one.choices) for one in requests):
             return super().draw(model, tokenizer, requests)
@@ -381,8 +378,7 @@ def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
 def open_rollouts(config: LearnConfig) -> Rollouts:
     """Return the engine that a config names; `auto` takes vLLM for sources on a GPU.
 
-    Raises:
-        LearnError: vLLM is asked for and not installed.
+    Raises LearnError: vLLM is asked for and not installed.
     """
     there = importlib.util.find_spec("vllm") is not None
     fits = there and config.device != "cpu" and config.answers == "source"

@@ -57,10 +57,8 @@ def split_names(
 ) -> tuple[Names, Names]:
     """Return the names of the problems to train on, and of the unseen ones, by family.
 
-    Draws `per_family` of each family, and at most MOST_UNSEEN of an unseen one, by the seed.
-
-    Raises:
-        LearnError: a family is unknown or on both sides, or a side has none.
+    Draws `per_family` of each family, and at most MOST_UNSEEN of an unseen one, by the seed. Raises
+    LearnError: a family is unknown or on both sides, or a side has none.
     """
     for one in (*trained, *unseen):
         if one not in NAMES:
@@ -126,8 +124,7 @@ def tasks_of(names: Iterable[tuple[str, str]], language: str) -> Iterable[LearnT
 def task_of(problem: Problem, family: str = "", *, language: str = "cpp") -> LearnTask:
     """Return one problem's task.
 
-    Raises:
-        RatchetError: the generator lacks one of its ops, or it has nothing to choose.
+    Raises RatchetError: the generator lacks one of its ops, or it has nothing to choose.
     """
     space = space_for(problem, device="cpu" if language == "cpp" else "cuda")
     assert isinstance(space, GeneratedSpace)

@@ -164,8 +164,7 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint; the last one stays whole if this process is killed or the disk is full.
 
-    Raises:
-        LearnError: it cannot be written.
+    Raises LearnError: it cannot be written.
     """
     weights = {name: one for name, one in model.named_parameters() if one.requires_grad}
     state = {
@@ -190,8 +189,7 @@ def save_checkpoint(
 def load_checkpoint(folder: Path, model: PreTrainedModel, optimizer: Optimizer) -> RunState | None:
     """Load the folder's checkpoint into a model and an optimizer; return None if there is none.
 
-    Raises:
-        LearnError: the checkpoint is damaged or another model's.
+    Raises LearnError: the checkpoint is damaged or another model's.
     """
     path = folder / STATE
     if not path.exists():
@@ -351,10 +349,8 @@ def train(
     """Train until the steps are done, the deadline, or too much is forgotten.
 
     If the folder holds a checkpoint of the same config, training goes on from it. `text` is
-    replayed beside the objective's own tokens; `memory` measures what is forgotten.
-
-    Raises:
-        LearnError: the folder has a run of another config, or cannot be written.
+    replayed beside the objective's own tokens; `memory` measures what is forgotten. Raises
+    LearnError: the folder has a run of another config, or cannot be written.
     """
     began = time.monotonic()
     open_folder(folder, config)
@@ -436,8 +432,7 @@ def train(
 def open_folder(folder: Path, config: LearnConfig) -> None:
     """Make a run's folder and write its config, or check that it holds the same one.
 
-    Raises:
-        LearnError: the folder has a run of another config, or cannot be written.
+    Raises LearnError: the folder has a run of another config, or cannot be written.
     """
     make_folder(folder)
     try:
