@@ -11,7 +11,7 @@ from statistics import geometric_mean, median
 import msgspec
 
 from ratchet.base.errors import RatchetError
-from ratchet.base.measure import Ratio, Sample, span
+from ratchet.base.measure import Ratio, Sample, span, why_undecided
 from ratchet.base.measure.contest import confidence_of
 from ratchet.base.measure.estimate import aa_floor, compare
 from ratchet.judge.trial.arms import CANDIDATE, ONE_THREAD, REFERENCE, TWIN
@@ -157,7 +157,9 @@ def _compare_with_rivals(samples: Sequence[Sample], among: int) -> Ratio:
     if alone.ratio >= found.ratio:
         return found if alone.answer == "faster" else _undecided(found, _beside(ONE_THREAD, alone))
     low, ratio = min(alone.low, found.low), max(1.0, alone.ratio)
-    capped = msgspec.structs.replace(found, ratio=ratio, low=low, high=max(alone.high, ratio))
+    high = max(alone.high, ratio)
+    why = why_undecided(ratio, low, high, floor) if found.answer == "undecided" else found.why
+    capped = msgspec.structs.replace(found, ratio=ratio, low=low, high=high, why=why)
     return capped if alone.answer == "faster" else _undecided(capped, _beside(ONE_THREAD, alone))
 
 

@@ -142,6 +142,14 @@ def test_an_undecided_answer_names_the_start_that_it_rests_on() -> None:
     assert "beside the reference on one thread it is" in found.reason
 
 
+def test_noise_is_named_once_where_one_thread_was_timed_too() -> None:
+    """One interval is that of the answer, so no second one stands beside it."""
+    base, again = timing(1.2, noise=0.5, seed=1), timing(1.0, noise=1.6, seed=51, time_s=6e-4)
+    alone = [replace(s, arm=ONE_THREAD) for s in again.samples if s.arm == REFERENCE]
+    found = conclude([replace(base, samples=base.samples + alone)], rivalry(SLOW_ENOUGH))
+    assert found.reason.count("the machine was too noisy") == 1, found.reason
+
+
 def test_of_several_cases_the_noisy_one_is_named() -> None:
     quiet = replace(timing(2.0, noise=0.002), name="quiet")
     noisy = replace(timing(1.5, noise=1.5, seed=3), name="noisy")
