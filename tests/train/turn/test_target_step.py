@@ -55,14 +55,14 @@ def test_a_norm_with_a_residual_has_calls_of_its_own() -> None:
     calls = sites_of_entries(
         [site("rms_norm", "rms_norm"), site("rms_norm", "add_rms_norm", 12)], MI300X
     )
-    assert {name: [one.calls for one, _ in found] for name, found in calls.items()} == {
+    assert {name: [one.calls for one, _, _ in found] for name, found in calls.items()} == {
         "rms_norm_forward": [1],
         "rms_norm_backward": [1],
         "add_rms_norm_forward": [12],
         "add_rms_norm_backward": [12],
     }
-    ((forward, asked),) = calls["add_rms_norm_forward"]
-    assert next(one for one in asked.cases if one.timed).inputs[0].shape == (64 * 512, 512)
+    ((forward, asked, case),) = calls["add_rms_norm_forward"]
+    assert case in asked.cases and case.inputs[0].shape == (64 * 512, 512)
     elements = 64 * 512 * 512
     assert forward.size_bytes == 4 * 2 * elements + 2 * 512
     assert forward.bound_by == "memory"
@@ -72,7 +72,7 @@ def test_a_norm_with_a_residual_has_calls_of_its_own() -> None:
 @pytest.mark.parametrize(("causal", "share"), [(False, 1.0), (True, 513 / 1024)])
 def test_a_mask_hides_half_of_the_products(causal: bool, share: float) -> None:
     calls = sites_of_entries([attention(causal=causal)], MI300X)
-    ((forward, _),) = calls["attention_forward"]
+    ((forward, _, _),) = calls["attention_forward"]
     assert forward.flops == pytest.approx(4 * 64 * 8 * 512 * 512 * 64 * share)
     assert calls["attention_backward"][0][0].flops == pytest.approx(2.5 * forward.flops)
 
@@ -81,7 +81,7 @@ def test_an_update_moves_all_parameters_though_a_verdict_is_at_a_few() -> None:
     shapes = {f"layer {place}": (100 + place, 10) for place in range(20)}
     calls = sites_of_entries([site("adamw", "adamw", shapes=shapes)], MI300X)
     elements = sum(rows * columns for rows, columns in shapes.values())
-    ((step, _),) = calls["adamw_step"]
+    ((step, _, _),) = calls["adamw_step"]
     assert step.size_bytes == 4 * (4 + 4) * elements  # a gradient is written, too: zeros
     assert calls["gradient_square_sum"][0][0].size_bytes == 4 * elements + 4
 
@@ -178,18 +178,18 @@ def problem(reference: str, *batches: int) -> Problem:
 
 
 def test_a_region_has_the_sizes_of_the_steps_own_batch() -> None:
-    found = at_batch(problem("scaled", 2, 1, 3), 2, 64)
-    assert found is not None and found[0].shape == (256, 7)
+    captured = problem("scaled", 2, 1, 3)
+    found = at_batch(captured, 2, 64)
+    assert found is not None and found.inputs[0].shape == (256, 7)
     assert at_batch(problem("scaled", 2), 2, 64) is None  # nothing tells how it grows
-    known = region_site(problem("scaled", 2, 1, 3), 5, (2, 64), MI300X)
-    assert known is not None and (known.calls, known.size_bytes) == (5, 2 * 4 * 256 * 7)
-    own = region_site(problem("scaled", 2), 5, None, MI300X)
-    assert own is not None and own.shapes == {"input 0": (8, 7)}
+    known = region_site(captured, 5, found, MI300X)
+    assert (known.calls, known.size_bytes) == (5, 2 * 4 * 256 * 7)
+    assert known.shapes == {"input 0": (256, 7)}
 
 
 def test_a_reference_that_reads_values_has_no_bound() -> None:
-    found = region_site(problem("by_its_values", 2), 1, None, MI300X)
-    assert found is not None and found.bound_s is None
+    asked = problem("by_its_values", 2)
+    assert region_site(asked, 1, asked.cases[0], MI300X).bound_s is None
 
 
 def test_work_is_counted_at_sizes_that_no_memory_holds() -> None:

@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from torch.multiprocessing.reductions import StorageWeakRef
 
 EMULATOR = "RATCHET_EMULATOR"  # the same as in `with_torch`, which this module cannot import
-MOST_TOLD = 4096  # the last storages whose addresses are remembered
 
 
 UNWRITTEN = (
@@ -98,24 +97,20 @@ class _ToldAddresses:
     """Storages whose address a program's source asked for, which a launch may access."""
 
     def __init__(self, is_own: Callable[[str], bool]) -> None:
-        """`is_own` says of a file's path whether it belongs to the program."""
-        self._is_own = is_own
-        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
+        """Note every `tensor.data_ptr()` from now on that is called in a file of the program's.
 
-    def install(self) -> None:
-        """Note every `tensor.data_ptr()` of the program's source."""
+        `is_own` says of a file's path whether it is one.
+        """
         import torch
         from torch.multiprocessing.reductions import StorageWeakRef
 
+        self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
         plain = torch.Tensor.data_ptr
 
         def noted(tensor: torch.Tensor) -> int:
-            if self._is_own(sys._getframe(1).f_code.co_filename):
+            if is_own(sys._getframe(1).f_code.co_filename):
                 storage = tensor.untyped_storage()
-                self._storages.pop(storage.data_ptr(), None)
                 self._storages[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())  # type: ignore[no-untyped-call]
-                if len(self._storages) > MOST_TOLD:
-                    del self._storages[next(iter(self._storages))]
             return plain(tensor)
 
         torch.Tensor.data_ptr = noted  # type: ignore[assignment, method-assign]
@@ -430,8 +425,8 @@ def load_emulated(
     os.environ.setdefault("TRITON_CACHE_DIR", str(path.parent))
     told = PretendedDevice.of(target, device or {})
     machine = Path(library or os.environ[EMULATOR])
-    driver = EmulatorDriver(told, machine, str(path).__eq__, predicts=True)
-    driver.told.install()
+    own = f"{path.parent}{os.sep}"  # files beside the source are the kernel's too
+    driver = EmulatorDriver(told, machine, lambda file: file.startswith(own), predicts=True)
     poison_new_memory()
     driver.install()
     gpu = EmulatedGpu(told)

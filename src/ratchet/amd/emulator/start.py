@@ -103,7 +103,6 @@ def begin_from_environment() -> None:
         return
     settings = msgspec.json.decode(text, type=ProgramSettings)
     driver = RecordingDriver(settings)
-    driver.told.install()
     poison_new_memory()
     driver.install()
     _begun.enter_context(EmulatedGpu(settings.pretended()).entered())

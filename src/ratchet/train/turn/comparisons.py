@@ -505,6 +505,7 @@ class TurnProgress(BudgetLine):
             "profile": f"profiling {title}",
             "screened": f"screened {title}",
             "judging": f"judging kernel {details.get('kernel', '')}",
+            "predicting": f"predicting the time of {details.get('kernel', '')}",
             "judged": f"judged kernel {details.get('kernel', '')}",
             "writing": f"writing a kernel for {details.get('problem', '')}",
             "written": f"wrote a kernel for {details.get('problem', '')}",

@@ -9,23 +9,23 @@ from typing import Final
 
 import msgspec
 
-from ratchet.amd.profile.sampled import UNPLAYED, SampledCall, Sampler
+from ratchet.amd.profile.sampled import UNPLAYED, Sampler
 from ratchet.base.devices import catalogue
 from ratchet.base.devices.catalogue import CatalogueDevice
 from ratchet.base.devices.ceilings import Roofline
-from ratchet.base.errors import RatchetError
+from ratchet.base.errors import KernelError, RatchetError
 from ratchet.base.process import Clock
 from ratchet.base.serialise import document_of
 from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
-from ratchet.judge.problems.case import TensorSpec
+from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.references import LeastWork, least_work
 from ratchet.judge.problems.suites.shipped import SHAPES
 from ratchet.judge.steps.arms import ArmProcess, ArmSpec
 from ratchet.judge.terms import Terms
-from ratchet.judge.verdict import EmulatedCase
+from ratchet.judge.verdict import EmulatedCase, PredictedTime
 from ratchet.train.graph.capture import kernels_of, shapes_of_each
 from ratchet.train.graph.scope import CapturedSite
 from ratchet.train.levers import PREFIX, Lever, Situation
@@ -183,12 +183,12 @@ OTHER_BATCH: Final = "hidden batch 3"  # A region's case at another batch than t
 
 def sites_of_entries(
     sites: Sequence[CapturedSite], device: CatalogueDevice | None
-) -> dict[str, list[tuple[TargetSite, Problem]]]:
+) -> dict[str, list[tuple[TargetSite, Problem, Case]]]:
     """Return the calls of each entry of the library's kernels that a step makes at these sites.
 
-    Each has the problem at its sizes.
+    Each has the problem at its sizes, and the case that they are.
     """
-    found: dict[str, list[tuple[TargetSite, Problem]]] = {}
+    found: dict[str, list[tuple[TargetSite, Problem, Case]]] = {}
     for site, shapes in shapes_of_each(sites):
         if site.pattern == "adamw":  # a verdict is at a few of the shapes, a step updates all
             shapes = replace(shapes, parameters=tuple(site.shapes.values()))
@@ -201,11 +201,12 @@ def sites_of_entries(
             ]
             if not ops or site.kernel in ops:
                 case = next(one for one in problem.cases if one.timed)
-                work = _work_of(problem, case.inputs, case.scalars)
+                work = _work_of(problem, case)
                 if work is not None:
                     work = replace(work, flops=work.flops * _seen(site))
                 one = TargetSite(shapes=site.shapes, calls=site.count)
-                found.setdefault(problem.name, []).append((bounded(one, work, device), problem))
+                sized = bounded(one, work, device), problem, case
+                found.setdefault(problem.name, []).append(sized)
     return found
 
 
@@ -240,23 +241,16 @@ def _roof(device: CatalogueDevice, dtype: str) -> Roofline | None:
 
 
 def region_site(
-    problem: Problem, calls: int, batch: tuple[int, int] | None, device: CatalogueDevice | None
-) -> TargetSite | None:
-    """Return a region's calls at the step's batch; None if its sizes there are not known.
-
-    `batch` is the one it was captured at and the step's; None if the two are the same.
-    """
-    case = problem.cases[0]
-    specs = case.inputs if batch is None else at_batch(problem, *batch)
-    if specs is None:
-        return None
-    shapes = {f"input {place}": one.shape for place, one in enumerate(specs)}
-    work = _work_of(problem, specs, case.scalars)
+    problem: Problem, calls: int, case: Case, device: CatalogueDevice | None
+) -> TargetSite:
+    """Return a region's calls at a case's sizes."""
+    shapes = {f"input {place}": one.shape for place, one in enumerate(case.inputs)}
+    work = _work_of(problem, case)
     return bounded(TargetSite(shapes=shapes, calls=calls), work, device)
 
 
-def at_batch(problem: Problem, captured: int, wanted: int) -> tuple[TensorSpec, ...] | None:
-    """Return the inputs at another batch, along the line through the captured one and a hidden one.
+def at_batch(problem: Problem, captured: int, wanted: int) -> Case | None:
+    """Return the case at another batch, along the line through the captured one and a hidden one.
 
     None if the region has no case at another batch.
     """
@@ -269,16 +263,16 @@ def at_batch(problem: Problem, captured: int, wanted: int) -> tuple[TensorSpec, 
         for size, more in zip(one.shape, beside.shape, strict=True):
             yield size + (more - size) * (wanted - captured) // step
 
-    pairs = zip(problem.cases[0].inputs, other.inputs, strict=True)
-    return tuple(replace(one, shape=tuple(sizes(one, beside))) for one, beside in pairs)
+    first = problem.cases[0]
+    pairs = zip(first.inputs, other.inputs, strict=True)
+    inputs = tuple(replace(one, shape=tuple(sizes(one, beside))) for one, beside in pairs)
+    return replace(first, name=f"batch {wanted}", inputs=inputs)
 
 
-def _work_of(
-    problem: Problem, inputs: Sequence[TensorSpec], scalars: tuple[float, ...]
-) -> LeastWork | None:
+def _work_of(problem: Problem, case: Case) -> LeastWork | None:
     """Return the work of a call; None if the reference needs values to tell."""
     try:
-        return least_work(problem, inputs, scalars)
+        return least_work(problem, case.inputs, case.scalars)
     except (RuntimeError, TypeError, NotImplementedError, RatchetError):
         return None
 
@@ -357,9 +351,11 @@ def dry_run(
         )
         found = DryRun(workload=facts, levers=tuple(levers), skipped=tuple(skipped))
         if there is not None:
-            kernels = _judged(turn, there, levers)
-            if settings.try_lever is None:
-                kernels += _written(turn, there)
+            clock = Clock.of(turn.schedule.left_s)
+            with contextlib.closing(Sampler(there.target, clock)) as sampler:
+                kernels = _judged(turn, there, sampler, levers)
+                if settings.try_lever is None:
+                    kernels += _written(turn, there, sampler)
             found = replace(
                 found,
                 target=target,
@@ -388,14 +384,15 @@ def _shown_sites(step: TargetStep, settings: Settings) -> tuple[CapturedSite, ..
     return tuple(one for one in step.sites if wanted == f"{PREFIX}{one.pattern}")
 
 
-def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[TargetKernel, ...]:
+def _judged(
+    turn: Turn, step: TargetStep, sampler: Sampler, levers: Sequence[Lever]
+) -> tuple[TargetKernel, ...]:
     """Judge the kernels of these levers for the step's call sites by the target's machine code."""
     wanted = {one.name.removeprefix(PREFIX) for one in levers if one.name.startswith(PREFIX)}
     sites = [one for one in step.sites if one.pattern in wanted]
     calls = sites_of_entries(sites, step.device)
     found: list[TargetKernel] = []
-    sampler = Sampler(step.target, Clock.of(turn.schedule.left_s))
-    with Court(turn.ledger) as court, contextlib.closing(sampler):
+    with Court(turn.ledger) as court:
         for name, shapes in kernels_of(sites):
             small = replace(SHAPES["ci"], dtype=shapes.dtype)
             problems = {one.name: one for one in LIBRARY[name].problems(small)}
@@ -404,7 +401,7 @@ def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[Targ
                     row = TargetKernel(
                         library=name,
                         entry=kernel.entry,
-                        sites=tuple(one for one, _ in calls[kernel.entry]),
+                        sites=tuple(one for one, _, _ in calls[kernel.entry]),
                         status="unmeasured",
                         reason=NO_TIME,
                         device=step.device_name,
@@ -420,24 +417,28 @@ def _judged(turn: Turn, step: TargetStep, levers: Sequence[Lever]) -> tuple[Targ
 
 
 def _predicted(
-    turn: Turn, sampler: Sampler, kernel: Kernel, site: TargetSite, problem: Problem
+    turn: Turn, sampler: Sampler, kernel: Kernel, site: TargetSite, problem: Problem, case: Case
 ) -> TargetSite:
     """Return a site with the predicted time of one call, from the ledger or new."""
-    case = next(one for one in problem.cases if one.timed)
 
-    def compute() -> SampledCall:
-        turn.tell("judging", kernel=kernel.entry)
-        return sampler.call(kernel, problem, case)
+    def compute() -> PredictedTime:
+        turn.tell("predicting", kernel=kernel.entry)
+        call = sampler.call(kernel, problem, case)
+        if call.predicted is None:  # not remembered: it may be for want of time or memory
+            raise KernelError(call.dropped or UNPLAYED)
+        return call.predicted
 
     if not turn.schedule.may_judge(0.0):
         return replace(site, no_prediction=NO_TIME)
-    key = f"{kernel.hash}:{problem.hash}:{sampler.device}"
-    call = turn.memo("sampled", key, SampledCall, compute)
-    why = "" if call.predicted is not None else call.dropped or UNPLAYED
-    return replace(site, predicted=call.predicted, no_prediction=why)
+    sizes = [one.shape for one in case.inputs]
+    key = f"{kernel.hash}:{problem.hash}:{sizes}:{sampler.device}"
+    try:
+        return replace(site, predicted=turn.memo("predicted", key, PredictedTime, compute))
+    except KernelError as error:
+        return replace(site, no_prediction=str(error))
 
 
-def _written(turn: Turn, step: TargetStep) -> tuple[TargetKernel, ...]:
+def _written(turn: Turn, step: TargetStep, sampler: Sampler) -> tuple[TargetKernel, ...]:
     """Write Triton for the regions of the step with the most to win, judged by machine code.
 
     The regions are those of a small batch: an emulator is a thousand times slower than a GPU.
@@ -483,21 +484,25 @@ def _written(turn: Turn, step: TargetStep) -> tuple[TargetKernel, ...]:
     regions_of = {one.problem.hash: one for one in chosen}
     best = {one.problem_hash: one.best for one in results}
     size = step.facts.batch_size
-    grown = None if batch_size is None or size is None else (batch_size, size)
     found = []
     for row in written.rows:
-        region = regions_of[row.problem_hash]
-        site = region_site(region.problem, region.count, grown, step.device)
+        region, one = regions_of[row.problem_hash], best.get(row.problem_hash)
+        case: Case | None = region.problem.cases[0]
+        if batch_size is not None and size is not None:
+            case = at_batch(region.problem, batch_size, size)
+        site = case and region_site(region.problem, region.count, case, step.device)
+        if case and site and one is not None and row.status == "correct":
+            kernel = Kernel(name=one.name, language="triton", source=one.source, entry=one.entry)
+            site = _predicted(turn, sampler, kernel, site, region.problem, case)
         line = TargetKernel(
             library="region",
             entry=row.problem,
-            sites=() if site is None else (site,),
+            sites=(site,) if site else (),
             status=row.status,
             reason=row.reason,
             device=step.device_name,
         )
-        kernel = best.get(row.problem_hash)
-        found.append(line if kernel is None else _with_estimate(line, kernel.verdict.emulated))
+        found.append(line if one is None else _with_estimate(line, one.verdict.emulated))
     return tuple(found)
 
 

@@ -22,6 +22,7 @@ ProductTimes = Callable[[str, Sequence[StepProduct]], float | None]
 PRODUCT_SPAN: Final = (0.8, 1.2)
 """Factors of the interval of the planner's products: on seven large products of two traces of
 MI300X, its formula erred by -17 to +25 % (docs/how-to/plan.md)."""
+NO_SIZES: Final = "its sizes at the step's batch are not known"
 HEAD: Final = "linear_cross_entropy"
 NEVER: Final = (
     "element-wise operations, copies and sums outside of these kernels, the start of launches, and "
@@ -84,6 +85,8 @@ class TargetKernel:
     @property
     def no_prediction(self) -> str:
         """Return why one of its calls has no predicted time; empty if all have one."""
+        if not self.sites:
+            return NO_SIZES
         return next((one.no_prediction for one in self.sites if one.no_prediction), "")
 
     def to_json(self) -> dict[str, object]:
