@@ -65,7 +65,8 @@ def show_(
 @commands.command("import")
 def import_(
     path: Path = argument(
-        "CSV, JSON of Google-benchmark, pytest-benchmark or hyperfine, or an asv results folder.",
+        "CSV, JSON of Google-benchmark, pytest-benchmark or hyperfine, the data.js of "
+        "github-action-benchmark, or an asv results folder.",
         "FILE_OR_FOLDER",
     ),
     revision: str = option("", "Commit, where the file has none.", "COMMIT"),

@@ -97,7 +97,9 @@ __global__ void softmax(const float* x, float* y, int columns) {
 
 def test_a_command_names_sources_first() -> None:
     assert sources_of(["a.cu", "b.cpp", "3", "c.cu"]) == [Path("a.cu"), Path("b.cpp")]
-    assert sources_of(["python", "a.cu"]) == sources_of(["a.cpp"]) == []
+    assert sources_of(["python", "a.cu"]) == []
+    # The main function may be host code, and HIP's programs are often .cpp alone.
+    assert sources_of(["main.cpp", "k.cu", "3"]) == [Path("main.cpp"), Path("k.cu")]
     with pytest.raises(PortError, match=r"nowhere\.cu is no file"):
         compile_program([Path("nowhere.cu")], "gfx942")
 

@@ -140,3 +140,34 @@ def test_odd_files_are_told_in_a_line(tmp_path: Path, document: object, said: st
     with pytest.raises(HistoryError, match=said) as error:
         read(tmp_path, document)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("tool", "unit", "value", "kept"),
+    [
+        ("pytest", "iter/sec", 20.5, ("rate", "iter/sec", "higher", 20.5)),
+        ("googlecpp", "ns/iter", 2e9, ("time", "s", "lower", 2.0)),
+        ("customBiggerIsBetter", "GB", "7.5", ("value", "GB", "higher", 7.5)),
+        ("customSmallerIsBetter", "milliseconds", 3, ("value", "milliseconds", "lower", 3.0)),
+        ("customSmallerIsBetter", "%", "n/a", None),
+    ],
+)
+@pytest.mark.parametrize("name", ["data.js", "data.json"])
+def test_the_history_of_github_action_benchmark(
+    tool: str, unit: str, value: object, kept: tuple[object, ...] | None, name: str, tmp_path: Path
+) -> None:
+    bench = {"name": "t", "value": value, "unit": unit, "range": "stddev: 1"}
+    commit = {"id": "d06e217", "timestamp": "2020-01-20T22:42:20-07:00", "message": "m"}
+    run = {"commit": commit, "date": 1579585381703, "tool": tool, "benches": [bench]}
+    text = json.dumps({"lastUpdate": 1, "entries": {"Python": [run], "C++": []}})
+    path = tmp_path / name
+    path.write_text(f"window.BENCHMARK_DATA = {text};\n" if name.endswith("js") else text)
+    told: list[str] = []
+    if kept is None:
+        with pytest.raises(HistoryError, match="Python: t: it has no value"):
+            list(read_results(path, ImportDefaults(), told.append))
+        return
+    (one,) = read_results(path, ImportDefaults())
+    assert (one.metric, one.unit, one.better, one.value) == kept
+    assert (one.benchmark, one.revision) == ("Python: t", "d06e217")
+    assert one.committed_at.startswith("2020-01-21T05:42:20")

@@ -247,7 +247,7 @@ def read_results(
 ) -> Iterator[Observation]:
     """Return the figures of a file, of which the first is read.
 
-    A folder is asv's, .json what `read_json` takes, all else CSV.
+    A folder is asv's, .json and .js what `read_json` takes, all else CSV.
 
     `left_out` hears of each result that the file names and that has no figure. Raises HistoryError:
     the file is in none of these formats, or holds no figure.
@@ -265,7 +265,7 @@ def read_results(
         raise HistoryError(f"{path} {why}: give a CSV or JSON file, or an asv results folder")
     elif _is_binary(path):  # it may be one line of gigabytes
         raise HistoryError(f"{path} is binary: give a CSV or JSON file, or an asv results folder")
-    elif path.suffix.lower() == ".json":
+    elif path.suffix.lower() in (".json", ".js"):
         found = read_json(path, defaults, leave_out)
     else:
         found = read_csv(path, defaults)

@@ -1,4 +1,6 @@
-"""Results of other tools in JSON: Google-benchmark, pytest-benchmark and hyperfine."""
+"""Results of other tools in JSON: Google-benchmark, pytest-benchmark, hyperfine, and the history
+that github-action-benchmark keeps (`data.js`).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def read_json(
     """
     try:
         # pytest-benchmark writes NaN, which Python's reader alone takes.
-        document = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        document = json.loads(text.strip().removeprefix(ACTION_ASSIGNED).removesuffix(";"))
     except (OSError, ValueError, RecursionError) as error:
         raise HistoryError(f"{path} cannot be read as JSON: {error}") from error
     keys = document.keys() if isinstance(document, dict) else ()
@@ -49,9 +52,11 @@ def read_json(
         return _read_hyperfine(path, document, defaults, left_out)
     if "benchmarks" in keys:
         return _read_google(path, document, defaults, left_out)
+    if "entries" in keys:
+        return _read_action(path, document, defaults, left_out)
     raise HistoryError(
-        f"{path} is no JSON of Google-benchmark, pytest-benchmark or hyperfine: give one of these, "
-        "or a CSV file"
+        f"{path} is no JSON of Google-benchmark, pytest-benchmark, hyperfine or "
+        "github-action-benchmark: give one of these, or a CSV file"
     )
 
 
@@ -272,6 +277,73 @@ def _read_google(
                 high=max(known) if len(known) > 1 else None,
                 software=str(context.get("library_version", "")),
             )
+
+
+# github-action-benchmark: the branch that its action writes holds `data.js` with every commit.
+
+ACTION_ASSIGNED = "window.BENCHMARK_DATA = "
+
+
+class ActionBench(msgspec.Struct, kw_only=True):
+    name: str
+    value: float | str | None = None
+    unit: str = ""
+
+
+class ActionCommit(msgspec.Struct, kw_only=True):
+    id: str
+    timestamp: str = ""
+
+
+class ActionRun(msgspec.Struct, kw_only=True):
+    """The results of one commit."""
+
+    commit: ActionCommit
+    date: float | None = None  # When the action ran, in ms since 1970
+    tool: str = ""
+    benches: list[ActionBench]
+
+
+class ActionFile(msgspec.Struct, kw_only=True):
+    entries: dict[str, list[ActionRun]]
+
+
+def _read_action(
+    path: Path, document: Json, defaults: ImportDefaults, left_out: LeftOut
+) -> Iterator[Observation]:
+    """Yield each commit's values; of several suites, the name stands before the benchmark's.
+
+    More is better for a rate (`iter/sec`) and where the tool is `customBiggerIsBetter`.
+    """
+    found = _converted(path, document, ActionFile, "github-action-benchmark's JSON")
+    for suite, runs in found.entries.items():
+        for run in runs:
+            time = run.commit.timestamp or (str(run.date / 1000) if run.date else "")
+            for row in run.benches:
+                name = f"{suite}: {row.name}" if len(found.entries) > 1 else row.name
+                try:
+                    value = float(row.value if row.value is not None else math.nan)
+                except ValueError:
+                    value = math.nan
+                if not math.isfinite(value):
+                    left_out(f"{name}: it has no value")
+                    continue
+                base = row.unit.partition("/")[0] if row.unit.endswith(("/iter", "/op")) else ""
+                base = base or row.unit
+                is_rate = row.unit.endswith(("/s", "/sec", "/second"))
+                is_more = run.tool == "customBiggerIsBetter" or is_rate
+                yield imported(
+                    path,
+                    f"{path}: {name}",
+                    value * _SECONDS.get(base, 1.0),
+                    defaults.device,
+                    benchmark=name,
+                    metric="rate" if is_rate else "time" if base in _SECONDS else "value",
+                    unit="s" if base in _SECONDS else row.unit,
+                    better="higher" if is_more else "lower",
+                    revision=run.commit.id,
+                    committed_at=as_utc(time, str(path)) if time else defaults.committed_at,
+                )
 
 
 def write_google(path: Path, observations: Iterable[Observation]) -> Exported:

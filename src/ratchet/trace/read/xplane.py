@@ -35,6 +35,7 @@ _TPU_WORK: Final = ("XLA Ops", "Async XLA Ops")
 _MOST_TEXT = 1 << 20  # Bytes of a text that was packed
 _GFX = {(9, 4): "gfx942", (9, 5): "gfx950", (9, 0): "gfx90a"}
 _PS = 1000
+_REPLACED: Final = "\N{REPLACEMENT CHARACTER}".encode()
 Stat = int | float | str
 
 
@@ -73,6 +74,9 @@ def read_xplane(path: Path) -> Trace:
         elif key in (2, 3):
             gatherer.note(f"the profiler said: {string(value)[:200]}")
     if not any(row.end > row.start for row in rows):
+        if gatherer.faults:
+            why = "was saved as text, which replaces bytes" if _REPLACED in text else "is damaged"
+            raise TraceError(f"{path.name} {why}: copy it again as a binary file")
         raise TraceError(
             f"{path.name} is an XPlane profile without an event that has a duration: record it "
             "again with the program running"
