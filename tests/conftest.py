@@ -10,9 +10,11 @@ import contextlib
 import copy
 import fcntl
 import gc
+import importlib
 import json
 import os
 import pickle
+import warnings
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,12 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # The emulator's code compiles in a ninth of the time, and the kernels of tests are small.
 os.environ.setdefault("RATCHET_EMULATOR_OPT", "-O2" if EVERYTHING else "-O0")
 LEFT_OUT = pytest.StashKey[int]()
+IMPORTED_LATER = (
+    "torch._inductor.compile_fx",
+    "transformers.models.llama.modeling_llama",
+    "transformers.trainer",
+    "lightning",
+)
 MORE_EXAMPLES = (
     "test_constructs_do_what_their_names_say[gfx1100]",
     "test_a_small_hip_kernel[",
@@ -248,6 +256,18 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.set_threshold(10_000, 20, 10)  # a collection after 700 objects takes a share of all time
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Import before the forks what tests import later, which takes each fork seconds."""
+    option = session.config.option
+    if option.workers > 1 and not option.collectonly and not session.testsfailed:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in IMPORTED_LATER:
+                with contextlib.suppress(ImportError):
+                    importlib.import_module(name)
 
 
 def is_thorough(item: pytest.Item) -> bool:

@@ -1,4 +1,4 @@
-"""Run a Python script on gloo ranks that share the imports of the process that tests.
+"""Run Python in forks, which share the imports of the process that tests: alone, or on gloo ranks.
 
 torchrun starts them as processes that import torch anew; tests of its own work use it instead.
 """
@@ -14,18 +14,19 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 from ratchet.base.process import families
 
 
-def run_forked(
-    ranks: int, modules: str, script: Path, *words: str, limit_s: float = 400, **variables: str
+def in_fork(
+    work: Callable[[], int | None], *, limit_s: float = 400, **variables: str
 ) -> CompletedProcess[str]:
-    """Run the script on every rank; the exit code is 0 if that of each rank is.
+    """Do work in a fork of this process, with a session of its own; return what it printed.
 
-    The modules are imported first, for all ranks; that may start no thread.
+    The exit code is 1 if the work raised, whose traceback is on stderr.
     """
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as failed:
         child = os.fork()
@@ -38,7 +39,7 @@ def run_forked(
                 sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
                 os.environ |= variables
                 warnings.simplefilter("default")  # no errors, as they are in the process that tests
-                code = main(ranks, modules, str(script), *words)
+                code = work() or 0
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -52,7 +53,17 @@ def run_forked(
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         said.seek(0)
         failed.seek(0)
-        return CompletedProcess([str(script), *words], code, said.read(), failed.read())
+        return CompletedProcess([], code, said.read(), failed.read())
+
+
+def run_forked(
+    ranks: int, modules: str, script: Path, *words: str, limit_s: float = 400, **variables: str
+) -> CompletedProcess[str]:
+    """Run the script on every rank; the exit code is 0 if that of each rank is.
+
+    The modules are imported first, for all ranks; that may start no thread.
+    """
+    return in_fork(lambda: main(ranks, modules, str(script), *words), limit_s=limit_s, **variables)
 
 
 def run_rank(rank: int, ranks: int, port: int, script: str) -> None:

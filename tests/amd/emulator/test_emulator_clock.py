@@ -115,8 +115,9 @@ def test_a_barrier_waits_for_the_last_wave() -> None:
 
 
 def test_more_workgroups_than_fit_take_rounds() -> None:
-    some, more = (play(ADDS * 1, grid=304 * 8 * 4 * count).time_s for count in (1, 4))
-    assert more > 2.5 * some
+    short = "\n".join(ADDS.splitlines()[:40])
+    some, more = (play(short, grid=304 * 8 * 4 * count).time_s for count in (1, 4))
+    assert more > 2.3 * some
 
 
 @pytest.mark.parametrize("target", ["gfx90a", "gfx1100"])

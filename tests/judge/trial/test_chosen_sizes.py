@@ -41,8 +41,8 @@ class ModelNew(torch.nn.Module):
         rows, right = x.shape[0], torch.relu(x) * 0.5
         {body}
 """
-LARGE = 3000  # 8 times 375; the judge shrinks it
-IN_PARTS = "return (torch.relu(x.view(375, -1)) * 0.5).view(-1, 512)[:rows]"
+LARGE = 2200  # 8 times 275; the judge shrinks it
+IN_PARTS = "return (torch.relu(x.view(275, -1)) * 0.5).view(-1, 512)[:rows]"
 OTHERS_ARE_WRONG = "return right if rows % int('{rows}') == 0 else right + 1"
 OTHERS_END_IT = "return right if rows % int('{rows}') == 0 else os.abort()"
 pytestmark = pytest.mark.skipif(
@@ -69,7 +69,7 @@ def judged(judge: KernelJudge, asked: Problem, body: str) -> Verdict:
     return judge.judge(kernel, asked, time_limit_s=60)
 
 
-@pytest.mark.parametrize("body", [IN_PARTS, OTHERS_ARE_WRONG.format(rows=375)])
+@pytest.mark.parametrize("body", [IN_PARTS, OTHERS_ARE_WRONG.format(rows=275)])
 def test_what_fails_on_shrunk_sizes_is_tried_at_the_problems_own(
     body: str, judge: KernelJudge, tmp_path: Path
 ) -> None:

@@ -270,8 +270,11 @@ def test_a_kernels_constants_follow_a_problem_that_is_shrunk(
     court: KernelJudge, tmp_path: Path
 ) -> None:
     source = OF_LARGE.format(body="torch.tanh(x + self.h0).view(ROWS, 1024)")
-    verdict = judged(court, tmp_path, source, problem=LARGE)
+    kernel, asked = (one.replace("40000", "4000") for one in (source, LARGE))
+    verdict = judged(court, tmp_path, kernel, problem=asked)
     assert_right(verdict)
+    (sizes,) = [one.detail for one in verdict.evidence if one.check == "sizes"]
+    assert "batch 4000 to" in sizes
 
 
 @needs_sandbox

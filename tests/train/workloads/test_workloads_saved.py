@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import in_fork
 from torch import Tensor, nn
 
 from ratchet.base.errors import RatchetError, WorkloadError
@@ -70,7 +72,13 @@ def own(**changes: Any) -> Workload:
 def test_a_script_s_own_classes_are_found_by_its_path(tmp_path: Path) -> None:
     script, saved = tmp_path / "train_saved.py", tmp_path / "mine.workload"
     script.write_text(SCRIPT)
-    subprocess.run([sys.executable, str(script), str(saved)], check=True, timeout=300)
+
+    def run() -> None:
+        sys.argv = [str(script), str(saved)]
+        runpy.run_path(str(script), run_name="__main__")
+
+    done = in_fork(run)
+    assert done.returncode == 0, done.stderr
     loaded = load(str(saved))
     assert check(loaded) == ()
     assert type(loaded.model).__module__ == "train_saved"

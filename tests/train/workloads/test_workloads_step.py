@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from forked_ranks import in_fork
 from torch import nn
 
 import ratchet
@@ -280,16 +280,15 @@ def test_a_loss_is_one_graph(name: str) -> None:
 
 def test_a_process_takes_the_settings_and_the_defaults_change_nothing() -> None:
     # In a process of its own: threads, affinity and malloc's thresholds belong to the whole of it.
-    code = """
-import os, torch
-from ratchet.train.workloads.config import StepConfig
-torch.set_num_threads(3)
-torch.set_float32_matmul_precision("high")
-StepConfig().enter()
-assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "high")
-allowed = os.sched_getaffinity(0)
-StepConfig(threads=1, affinity=True, matmul_precision="medium", allocator="mallopt").enter()
-assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (1, "medium")
-assert os.sched_getaffinity(0) == {min(allowed)}
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    def take() -> None:
+        torch.set_num_threads(3)
+        torch.set_float32_matmul_precision("high")
+        StepConfig().enter()
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (3, "high")
+        allowed = os.sched_getaffinity(0)
+        StepConfig(threads=1, affinity=True, matmul_precision="medium", allocator="mallopt").enter()
+        assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (1, "medium")
+        assert os.sched_getaffinity(0) == {min(allowed)}
+
+    done = in_fork(take)
+    assert done.returncode == 0, done.stderr
