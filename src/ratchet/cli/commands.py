@@ -11,22 +11,14 @@ import typer
 
 from ratchet.cli import (  # noqa: F401
     amd,
-    bench,
-    bisect,
     compare,
-    export,
     history,
     judge,
     knowledge,
     learn,
-    memory,
     optimize,
     plan,
-    ranks,
-    site,
-    sweep,
     trace,
-    watch,
     write,
 )
 from ratchet.cli.app import app

@@ -17,10 +17,9 @@ from ratchet.base.devices.ceilings import Ceilings, above, measure, unrefuted
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import TraceError
 from ratchet.trace.analysis import PARTS, Analysis, analyse
-from ratchet.trace.answers.categories import category_times
 from ratchet.trace.answers.ceilings import Rooflines, measured_ceilings
 from ratchet.trace.answers.kernels import module_paths, work_of
-from ratchet.trace.answers.owners import Owned
+from ratchet.trace.answers.owners import Owned, category_times
 from ratchet.trace.answers.report import Report
 from ratchet.trace.answers.work import Category
 from ratchet.trace.answers.work.call import SHAPES

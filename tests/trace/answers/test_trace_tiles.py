@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ratchet.trace.answers.tiles import Tiled, tile_of
+from ratchet.trace.answers.kernels import Tiled, tile_of
 
 TENSILE = "Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x32x64_MI16x16x1_SN_LDSB1_ISA942_WG"
 NAMES = {

@@ -13,8 +13,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.fx import GraphModule
 
 from ratchet.train.graph.patterns import PATTERNS, select
-from ratchet.train.graph.rewrite import graphs_of, rewrite
-from ratchet.train.graph.scope import InstallReport
+from ratchet.train.graph.scope import InstallReport, graphs_of, rewrite
 
 Loss = Callable[[], Tensor]
 RATCHET = "ratchet"

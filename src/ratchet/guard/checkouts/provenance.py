@@ -15,8 +15,7 @@ from typing import TypeVar
 from ratchet.base import scratch
 from ratchet.base.errors import GuardError
 from ratchet.base.git import git
-from ratchet.guard.checkouts import Checkout
-from ratchet.guard.checkouts.environment import INSTALLED
+from ratchet.guard.checkouts import INSTALLED, Checkout
 from ratchet.trace.record import injected
 
 T = TypeVar("T")

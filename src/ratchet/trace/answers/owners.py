@@ -1,19 +1,20 @@
-"""The op that each piece of work is for, what that op must at least do, and its category."""
+"""The op that each piece of work is for, what it must at least do; time by category of work."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ratchet.trace.analysis import Steps
 from ratchet.trace.analysis.captures import joined
-from ratchet.trace.analysis.intervals import alike, groups
+from ratchet.trace.analysis.intervals import alike, groups, sums_by
 from ratchet.trace.analysis.links import Links
-from ratchet.trace.answers.kernels import KernelRow, module_paths, work_of
+from ratchet.trace.answers.kernels import KernelRow, module_paths, module_sums, work_of
 from ratchet.trace.answers.sources import Place, Places
 from ratchet.trace.answers.work import (
     PRODUCTS,
@@ -308,3 +309,73 @@ def _gradient_shapes(trace: Trace) -> list[Shape]:
         if shape is not None:
             found.append(shape)
     return found
+
+
+_PHASES = 4  # Forward, backward, recompute, and work that no op launched
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CategoryRow:
+    """The summed device time of one category; own CPU time on a CPU-only trace. Times in ns."""
+
+    step: str  # Empty for the whole window
+    module: str  # Empty for all; a module includes its callees
+    category: Category
+    time: int
+    share: float  # As a share of all categories of this step or module
+    forward: int
+    backward: int
+    recompute: int
+    unlinked: int  # Work that no op launched, whose phase is not known
+
+
+def categories(
+    owned: Owned, steps: Steps | None, calls: Mapping[int, str]
+) -> tuple[CategoryRow, ...]:
+    """Return the categories of the window, of each step and of each module, the largest first.
+
+    `calls` is what `module_calls` found. A step's rows are of the work that begins in it. The
+    window's rows sum to all work, and those of the steps to the window's.
+    """
+    trace, links = owned.trace, owned.links
+    op = np.maximum(owned.op, 0)
+    phase = np.where(links.recompute[op], 2, np.where(links.backward[op], 1, 0))
+    phase = np.where(owned.op < 0, 3, phase)
+    part = owned.category * _PHASES + phase
+    parts = len(CATEGORIES) * _PHASES
+    found = _rows(sums_by(part, owned.time, parts), "", "")
+    if steps is not None and len(steps.labels) > 1:
+        at = np.searchsorted(steps.start, trace.start[owned.rows], side="right") - 1
+        for number, label in enumerate(steps.labels):
+            own = np.maximum(at, 0) == number
+            found += _rows(sums_by(part[own], owned.time[own], parts), label, "")
+    modules = module_sums(links, calls, owned.op, owned.time, part, parts)
+    for path in sorted(modules, key=lambda path: -sum(modules[path])):
+        found += _rows(np.array(modules[path], dtype=np.int64), "", path)
+    return tuple(found)
+
+
+def category_times(owned: Owned) -> dict[Category, int]:
+    sums = sums_by(owned.category, owned.time, len(CATEGORIES)).tolist()
+    return {category: time for category, time in zip(CATEGORIES, sums, strict=True) if time}
+
+
+def _rows(sums: Int64, step: str, module: str) -> list[CategoryRow]:
+    by_phase = sums.reshape(len(CATEGORIES), _PHASES).tolist()
+    total = max(int(sums.sum()), 1)
+    rows = [
+        CategoryRow(
+            step=step,
+            module=module,
+            category=category,
+            time=sum(times),
+            share=sum(times) / total,
+            forward=times[0],
+            backward=times[1],
+            recompute=times[2],
+            unlinked=times[3],
+        )
+        for category, times in zip(CATEGORIES, by_phase, strict=True)
+        if sum(times)
+    ]
+    return sorted(rows, key=lambda row: -row.time)

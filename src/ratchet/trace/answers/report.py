@@ -11,10 +11,8 @@ import numpy as np
 from ratchet.base import drawn_by
 from ratchet.trace.analysis import Identity, analyse, by_device
 from ratchet.trace.analysis.links import Links, link
-from ratchet.trace.answers.categories import CategoryRow, categories
 from ratchet.trace.answers.ceilings import Rooflines
 from ratchet.trace.answers.collectives import Bubble, CollectiveRow, bubble, collectives
-from ratchet.trace.answers.compiled import Compiled, Recompute, compiled, recompute
 from ratchet.trace.answers.counters import CounterRow, KernelRun, counters, unlinked
 from ratchet.trace.answers.critical_path import CriticalPath, critical_path
 from ratchet.trace.answers.idle import Idle, LaunchCost, idle, launches
@@ -30,11 +28,12 @@ from ratchet.trace.answers.kernels import (
     ops,
 )
 from ratchet.trace.answers.memory import MemoryUse, memory
-from ratchet.trace.answers.owners import Capture, Owned
+from ratchet.trace.answers.owners import Capture, CategoryRow, Owned, categories
 from ratchet.trace.answers.precision import PrecisionRow, matmuls
 from ratchet.trace.answers.queues import CopyRow, QueueRow, StreamRow, copies, queues, streams
 from ratchet.trace.answers.roofline import RooflineRow, roofline
 from ratchet.trace.answers.sequences import SequenceRow, sequences
+from ratchet.trace.answers.sources import Compiled, Recompute, compiled, recompute
 from ratchet.trace.answers.timeline import LANES, BandwidthRow, Timeline, bandwidth, timeline
 from ratchet.trace.read.columns import Platform, Trace
 

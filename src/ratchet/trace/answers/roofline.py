@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ratchet.trace.analysis.intervals import alike, groups, sums_by
 from ratchet.trace.answers.ceilings import Rooflines, trace_ceilings
+from ratchet.trace.answers.kernels import tile_of
 from ratchet.trace.answers.owners import CATEGORIES, Owned
 from ratchet.trace.answers.precision import TYPES
 from ratchet.trace.answers.sources import Place, fused_ops
-from ratchet.trace.answers.tiles import tile_of
 from ratchet.trace.answers.work import Category
 from ratchet.trace.answers.work.call import NOT_KNOWN, SIZE, OpWork
 from ratchet.trace.read.columns import Int64, Kind, Trace

@@ -19,8 +19,7 @@ from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.suites.shipped import WorkloadShapes
 from ratchet.train.graph.patterns import PATTERNS
-from ratchet.train.graph.rewrite import graphs_of, rewrite
-from ratchet.train.graph.scope import CapturedSite, InstallReport, merge_sites
+from ratchet.train.graph.scope import CapturedSite, InstallReport, graphs_of, merge_sites, rewrite
 from ratchet.train.workloads.blame import batch_of
 from ratchet.train.workloads.config import AUTOCAST, StepConfig
 from ratchet.train.workloads.own_step import BatchStep, untraced

@@ -23,8 +23,7 @@ from ratchet.base.devices.probe import best_isa
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.kernels.library.sources import ANY_GPU
 from ratchet.train.graph.patterns import select
-from ratchet.train.graph.rewrite import rewrite
-from ratchet.train.graph.scope import InstallReport
+from ratchet.train.graph.scope import InstallReport, rewrite
 from ratchet.train.workloads.compiling import CompileOptions
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
@@ -13,9 +13,10 @@ import msgspec
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import Target, map_arg
 
+from ratchet.judge.kernels.library import register_ops
 from ratchet.train.graph.nodes import (
     Constants,
     Declined,
@@ -365,3 +366,36 @@ class Pattern:
     Declined before anything is replaced."""
     sizes: Callable[[CapturedSite], dict[str, Any]]
     """Return the fields of WorkloadShapes that a site knows."""
+
+
+def rewrite(graph: Graph, patterns: Sequence[Pattern], report: InstallReport) -> None:
+    """Install the patterns' kernels in `graph`, in place, and record the results in `report`.
+
+    The graph is dynamo's: torch functions and methods, with fake tensors in
+    `node.meta["example_value"]`. The rewritten graph keeps every shape and dtype.
+    """
+    register_ops()
+    scope = Scope(graph)
+    for pattern in patterns:
+        for node in list(graph.nodes):
+            if not scope.alive(node) or not pattern.find(node):
+                continue
+            scope.begin(pattern.name, node)
+            try:
+                pattern.install(node, scope)
+            except Declined as declined:
+                scope.decline(str(declined))
+            else:
+                scope.commit()
+    report.add_graph(scope.sites, scope.declined)
+    graph.lint()
+
+
+def graphs_of(module: GraphModule) -> Iterator[GraphModule]:
+    """Yield the graphs that the module's higher-order ops (checkpointing) call, then the module."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            inner = getattr(module, str(node.target), None)
+            if isinstance(inner, GraphModule):
+                yield from graphs_of(inner)
+    yield module
