@@ -23,9 +23,9 @@ from ratchet.guard.watch.suite import (
     SMOKE,
     Benchmark,
     BenchmarkResult,
-    Limits,
-    Suite,
+    GateLimits,
     WatchResult,
+    WatchSuite,
     read_suite,
     watch_history,
 )
@@ -89,7 +89,7 @@ def test_an_undecided_benchmark_gets_more_pairs(
     assert found["answer"] == "slower" and found["runs"] in (8, 16)
     assert len(found["values"]["base"]) == len(found["values"]["head"]) == found["runs"]
 
-    suite, limits = read_suite(tmp_path / "suite.toml", tmp_path), Limits(time_s=0.0)
+    suite, limits = read_suite(tmp_path / "suite.toml", tmp_path), GateLimits(time_s=0.0)
     report = run_gate(tmp_path / "own", suite, limits, lambda name, runs: None, base="HEAD~1")
     (first,) = report.results
     assert first.answer == "undecided" and first.runs == 3, "these run whatever the time"
@@ -117,7 +117,7 @@ def test_advisory_is_never_red(
 
 
 def _against(device: str, values: object, *, head: float) -> BenchmarkResult:
-    suite = Suite(
+    suite = WatchSuite(
         pairs=3,
         benchmark=[
             Benchmark(
@@ -126,7 +126,9 @@ def _against(device: str, values: object, *, head: float) -> BenchmarkResult:
         ],
     )
     history = gather(rows(values, device=device))  # type: ignore[arg-type]
-    (found,) = watch_history(suite, Path(), history, "machine", Limits(), lambda name, runs: None)
+    (found,) = watch_history(
+        suite, Path(), history, "machine", GateLimits(), lambda name, runs: None
+    )
     return found
 
 

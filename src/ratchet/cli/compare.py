@@ -281,10 +281,10 @@ def watch(
 
     from ratchet.base.show.terminal import RunProgress
     from ratchet.guard.watch import junit_xml, markdown_comment, run_gate, watch_report
-    from ratchet.guard.watch.suite import Limits
+    from ratchet.guard.watch.suite import GateLimits
     from ratchet.train.turn.settings import parse_budget_s
 
-    limits = Limits(pairs=pairs, time_s=parse_budget_s(budget) if budget else float("inf"))
+    limits = GateLimits(pairs=pairs, time_s=parse_budget_s(budget) if budget else float("inf"))
     try:
         with RunProgress({one.name: asked.pairs_of(one, pairs) for one in asked.benchmark}) as line:
             report = run_gate(

@@ -12,7 +12,7 @@ from ratchet import __version__
 from ratchet.base.devices.probe import probe, software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
 from ratchet.judge.court import ray_cluster
-from ratchet.judge.court.machines import Order, SeatFacts, SeatReply, pack
+from ratchet.judge.court.machines import FleetOrder, SeatFacts, SeatReply, pack
 from ratchet.judge.court.ray_cluster import Seat, SeatLost, Spread
 from ratchet.judge.court.ray_fleet import LOST, ClusterFleet
 from ratchet.judge.kernels.kernel import Kernel
@@ -66,7 +66,7 @@ class MadeUpCluster:
         return self._answer(pack(self.hosts[seat.host]))
 
     def start(self, seat: Seat, data: bytes) -> int:
-        order = msgspec.msgpack.decode(data, type=Order)
+        order = msgspec.msgpack.decode(data, type=FleetOrder)
         kernels = list(order.kernels)
         self.at_work.append((seat.host, kernels[0].name))
         if self.dies(seat.host, kernels[0].name):
@@ -129,14 +129,14 @@ def judged(fleet: ClusterFleet, kernels: Sequence[Kernel] = KERNELS) -> dict[str
 
 
 def test_orders_cross_as_bytes_and_come_back_equal() -> None:
-    order = Order(
+    order = FleetOrder(
         screened=False,
         problem=PROBLEM,
         problem_hash=PROBLEM.hash,
         kernels=(replace(KERNELS[0], schedule=(("TILE", "8"),)),),
         terms=Terms(time_limit_s=3.5, among=3),
     )
-    back = msgspec.msgpack.decode(pack(order), type=Order)
+    back = msgspec.msgpack.decode(pack(order), type=FleetOrder)
     assert back == order and back.problem.hash == PROBLEM.hash
     assert msgspec.msgpack.decode(pack(facts("a")), type=SeatFacts) == facts("a")
 

@@ -16,7 +16,7 @@ from ratchet.judge.problems.case import Case, TensorSpec
 from ratchet.judge.problems.problem import Problem
 from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.problems.suites import find_problem
-from ratchet.write.form import Fold, LoopForm, Map, Scatter, Source, UnsupportedOp
+from ratchet.write.form import Fold, InputNode, LoopForm, Map, Scatter, UnsupportedOp
 from ratchet.write.form.forms import form_as_json, form_from_json, forms_of
 from ratchet.write.form.lower import lower
 from ratchet.write.generator.fusion import Alone, LoopNest, planned
@@ -190,7 +190,7 @@ def test_a_model_s_parameters_are_inputs(tmp_path: Path) -> None:
     file = tmp_path / "model.py"
     file.write_text(MODEL)
     (form,) = forms_of(load_problem(file))
-    read_inputs = {node.place for node in form.nodes() if isinstance(node, Source)}
+    read_inputs = {node.place for node in form.nodes() if isinstance(node, InputNode)}
     assert read_inputs == {0, 1, 2}
 
 

@@ -76,7 +76,7 @@ def repair_interpreter() -> None:
         setattr(builder, name, numbers.by_float32(getattr(builder, name)))
 
 
-class Held(Protocol):
+class Handle(Protocol):
     """A tensor of the interpreter."""
 
     data: np.ndarray
@@ -87,16 +87,16 @@ class _Numbers:
     """Widens and rounds the interpreter's tensors."""
 
     def __init__(
-        self, handle: Callable[[np.ndarray, object], Held], bfloat16: object, float32: object
+        self, handle: Callable[[np.ndarray, object], Handle], bfloat16: object, float32: object
     ) -> None:
         self._handle = handle
         self._bfloat16 = bfloat16
         self._float32 = float32
 
-    def in_float32(self, original: Callable[..., Held], operands: int) -> Callable[..., object]:
+    def in_float32(self, original: Callable[..., Handle], operands: int) -> Callable[..., object]:
         """Return an operation that computes in float32 if an operand is a bfloat16."""
 
-        def operation(builder: object, *arguments: Held) -> Held:
+        def operation(builder: object, *arguments: Handle) -> Handle:
             given, rest = arguments[:operands], arguments[operands:]
             if not any(self._is_bfloat16(one) for one in given):
                 return original(builder, *arguments)
@@ -105,19 +105,19 @@ class _Numbers:
 
         return operation
 
-    def dot_in_float32(self, original: Callable[..., Held]) -> Callable[..., object]:
+    def dot_in_float32(self, original: Callable[..., Handle]) -> Callable[..., object]:
         """Return a dot whose sums have the type of its accumulator."""
 
-        def dot(builder: object, a: Held, b: Held, sums: Held, *rest: object) -> Held:
+        def dot(builder: object, a: Handle, b: Handle, sums: Handle, *rest: object) -> Handle:
             wide = original(builder, self._widened(a), self._widened(b), self._widened(sums), *rest)
             return self._rounded(wide) if self._is_bfloat16(sums) else wide
 
         return dot
 
-    def by_float32(self, original: Callable[..., Held]) -> Callable[..., object]:
+    def by_float32(self, original: Callable[..., Handle]) -> Callable[..., object]:
         """Return a cast that goes through float32 if one side is a bfloat16."""
 
-        def cast(builder: object, source: Held, target: Any, *rest: object) -> Held:
+        def cast(builder: object, source: Handle, target: Any, *rest: object) -> Handle:
             into = target.scalar == self._bfloat16
             if self._is_bfloat16(source):
                 wide = self._widened(source)
@@ -133,16 +133,16 @@ class _Numbers:
 
         return cast
 
-    def _is_bfloat16(self, tensor: Held) -> bool:
+    def _is_bfloat16(self, tensor: Handle) -> bool:
         return bool(getattr(tensor, "dtype", None) == self._bfloat16)
 
-    def _widened(self, tensor: Held) -> Held:
+    def _widened(self, tensor: Handle) -> Handle:
         if not self._is_bfloat16(tensor):
             return tensor
         bits = np.asarray(tensor.data).astype(np.uint32) << np.uint32(16)
         return self._handle(bits.view(np.float32), self._float32)
 
-    def _rounded(self, tensor: Held) -> Held:
+    def _rounded(self, tensor: Handle) -> Handle:
         return self._handle(round_to_bfloat16(np.asarray(tensor.data)), self._bfloat16)
 
 

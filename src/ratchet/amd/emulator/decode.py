@@ -19,8 +19,8 @@ from ratchet.amd.emulator.operands import (
     HALVES,
     OUTPUT,
     SDWA,
+    MachineOp,
     Operand,
-    Record,
     bits_of,
     check_only,
     parse_operand,
@@ -253,20 +253,20 @@ def _function(
                 found.append(_AssemblyLine(mnemonic, known, rest, place))
 
 
-def _record(line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: int) -> Record:
+def _record(line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: int) -> MachineOp:
     name = line.name
     if (counted := waits.wait(name, line.rest, target)) is not None:
         return counted
     if name in NOTHING or (name == "s_sendmsg" and "DEALLOC_VGPRS" in line.rest):
-        return Record("sleep" if name == "s_sleep" else "nothing")
+        return MachineOp("sleep" if name == "s_sleep" else "nothing")
     if BRANCH.match(name) and name in source.numbers():
         if line.rest not in labels:
             raise KernelError(f"the branch's label {line.rest!r:.60} is not known")
-        return Record(name, aux=[labels[line.rest]])
+        return MachineOp(name, aux=[labels[line.rest]])
     if name == "s_setreg_imm32_b32" and (sets := SETS_OVERFLOW.match(line.rest)):
-        return Record("s_setreg_overflow", aux=[int(sets[1])])
+        return MachineOp("s_setreg_overflow", aux=[int(sets[1])])
     if any(mode.match(f"{name} {line.rest}") for mode in (ALLOWS_FLUSHED, ROUNDS_TO_NEAREST)):
-        return Record("nothing")
+        return MachineOp("nothing")
     texts, modifiers = split_operands(line.rest)
     if SMALL_FLOAT.match(name):
         return _small_float(name, texts, modifiers, target)
@@ -291,7 +291,7 @@ def _record(line: _AssemblyLine, labels: Mapping[str, int], target: str, lanes: 
         found = _fitting(operation, texts, 0)
         if any(one.kind == "vector" or one.modifiers for one in found):
             raise KernelError("a scalar instruction cannot read a vector register")
-        return Record(name, found)
+        return MachineOp(name, found)
     if operation.section == "VOP3P":
         return _packed(operation, texts, modifiers)
     return _vector(operation, line.mnemonic, texts, modifiers, lanes)
@@ -339,7 +339,7 @@ def _vector(
     texts: Sequence[str],
     modifiers: Mapping[str, str],
     lanes: int,
-) -> Record:
+) -> MachineOp:
     found = _fitting(operation, texts, lanes)
     aux, flags = vector_modifiers(modifiers, len(operation.sources), lanes)
     kinds = operation.results + operation.sources
@@ -357,12 +357,12 @@ def _vector(
         aux[0] = int(modifiers.get("bitop3", "0"), 0)
     elif "bitop3" in modifiers:
         raise KernelError("the modifier bitop3 is not emulated here")
-    return Record(operation.name, found, aux, flags)
+    return MachineOp(operation.name, found, aux, flags)
 
 
 def _small_float(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> Record:
+) -> MachineOp:
     """Return a conversion from or to 8-bit floats; they are OCP's from gfx950 and RDNA 4 on.
 
     CDNA 3 names the source's part by SDWA, the others by `op_sel` or `byte_sel`.
@@ -387,10 +387,10 @@ def _small_float(
         flags |= SDWA
     elif any(chosen):
         aux[2] = chosen[-1] << 3
-    return Record(name, found, aux, flags)
+    return MachineOp(name, found, aux, flags)
 
 
-def _packed(operation: Operation, texts: Sequence[str], modifiers: Mapping[str, str]) -> Record:
+def _packed(operation: Operation, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineOp:
     pairs = operation.results == "f"
     kind = operation.sources[0]
     found = [parse_operand(text, kind) for text in texts]
@@ -403,7 +403,7 @@ def _packed(operation: Operation, texts: Sequence[str], modifiers: Mapping[str, 
             raise KernelError("the high half of a constant is not defined")
         if one.registers not in (0, 2 if pairs else 1):
             raise KernelError(f"the operand {texts[index + 1]} has the wrong size")
-    return Record(operation.name, found, [0, 0, selection])
+    return MachineOp(operation.name, found, [0, 0, selection])
 
 
 def _metadata(text: str, lanes: int) -> tuple[str, tuple[KernelArgument, ...], dict[str, int]]:

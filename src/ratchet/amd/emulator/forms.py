@@ -11,8 +11,8 @@ from ratchet.amd.emulator.operands import (
     OFFEN,
     RETURNS,
     TO_LDS,
+    MachineOp,
     Operand,
-    Record,
     bits_of,
     check_only,
     number_of,
@@ -120,7 +120,7 @@ SCALAR_RESULTS: Final = ("v_readfirstlane_b32", "v_readlane_b32")
 
 def special(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> Record | None:
+) -> MachineOp | None:
     """Return the form of an instruction that is not in the table; None if it should be there."""
     if name in LANE_FORMS:
         return _lanes(name, texts, modifiers)
@@ -139,7 +139,7 @@ def special(
     return None
 
 
-def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Record:
+def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineOp:
     crosses = name in ("v_permlane16_b32", "v_permlanex16_b32")
     check_only(modifiers, ("op_sel",) if crosses else ())
     if len(texts) != LANE_FORMS[name]:
@@ -157,10 +157,12 @@ def _lanes(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Rec
         if is_vector and operands[1].kind != "vector":
             raise KernelError(f"the operand {texts[1]} is not a vector register")
     chosen = bits_of(modifiers["op_sel"], 2) if "op_sel" in modifiers else [0, 0]
-    return Record(name, operands, [chosen[0] | chosen[1] << 1])
+    return MachineOp(name, operands, [chosen[0] | chosen[1] << 1])
 
 
-def _matrix(name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str) -> Record:
+def _matrix(
+    name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
+) -> MachineOp:
     """Return CDNA's dense instructions, of one block or several."""
     if target == "gfx950" and (scaled := SCALED.match(name)):
         return _scaled_matrix(scaled, texts, modifiers)
@@ -179,7 +181,7 @@ def _matrix(name: str, texts: Sequence[str], modifiers: Mapping[str, str], targe
     types = [MFMA_TYPES[one] + shift for one in (first, second or first)]
     shared = _shared_blocks(modifiers, 1 if found[1] == "f64" else blocks)
     numbers = [rows, inner, *types, number, MFMA_RUN[found[1]], 0, blocks | shared]
-    return Record("mfma", operands, numbers)
+    return MachineOp("mfma", operands, numbers)
 
 
 def _shared_blocks(modifiers: Mapping[str, str], blocks: int) -> int:
@@ -197,7 +199,7 @@ def _shared_blocks(modifiers: Mapping[str, str], blocks: int) -> int:
 
 def _scaled_matrix(
     found: re.Match[str], texts: Sequence[str], modifiers: Mapping[str, str]
-) -> Record:
+) -> MachineOp:
     """Return a product of small floats; `cbsz` and `blgp` are the types of A and B."""
     scales = 2 if found[1] else 0
     check_only(modifiers, ("cbsz", "blgp", *(("op_sel", "op_sel_hi") if scales else ())))
@@ -212,7 +214,7 @@ def _scaled_matrix(
     high = bits_of(modifiers.get("op_sel_hi", "[1,1,1]"), 3)
     parts = [low[at] + 2 * high[at] for at in range(2)]
     numbers = [rows, inner, *(int(one) for one in types), *parts, int(bool(scales))]
-    return Record("mfma_scaled", operands, numbers)
+    return MachineOp("mfma_scaled", operands, numbers)
 
 
 def _blocks(found: re.Match[str], target: str) -> int:
@@ -238,7 +240,7 @@ def _blocks(found: re.Match[str], target: str) -> int:
 
 def _wave_matrix(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> Record:
+) -> MachineOp:
     """Return RDNA's (section "Wave Matrix Multiply Accumulate" of both manuals, waves of 32)."""
     types, layout = WMMA.get(name, ("", "")), WMMA_LAYOUTS.get(target)
     is_small = types[0] in ("fp8", "bf8")
@@ -254,7 +256,7 @@ def _wave_matrix(
         signed = bits_of(modifiers.get("neg_lo", "[0,0,0]"), 3)
         numbers = [MFMA_TYPES["i8"] if sign else UNSIGNED for sign in signed[:2]]
     copied = int(copies == 2)
-    return Record("mfma", operands, [16, 16, *numbers, int(is_integer), run, copied])
+    return MachineOp("mfma", operands, [16, 16, *numbers, int(is_integer), run, copied])
 
 
 def _matrix_operands(
@@ -272,7 +274,7 @@ def _matrix_operands(
     return operands
 
 
-def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Record:
+def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineOp:
     moves = name == "v_pk_mov_b32"
     signs = [bool(re.match(r"^-[^\d]", text)) for text in texts]
     bare = [text[1:] if sign else text for text, sign in zip(texts, signs, strict=True)]
@@ -290,10 +292,10 @@ def _mixed(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Rec
                 raise KernelError("an f16 constant is not emulated here")
     for index in range(count):
         chosen |= signs[index + 1] << (16 + index) | sizes[index + 1] << (24 + index)
-    return Record(name, operands, [0, 0, chosen])
+    return MachineOp(name, operands, [0, 0, chosen])
 
 
-def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> Record:
+def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) -> MachineOp:
     check_only(modifiers, ("offset", *CACHE_HINTS))
     found = SCALAR_LOAD.match(name)
     if found is None or len(texts) not in (2, 3):
@@ -312,12 +314,12 @@ def _scalar_load(name: str, texts: Sequence[str], modifiers: Mapping[str, str]) 
         immediate, offset = offset.value & 0x1FFFFF, NO_OPERAND
         if immediate >> 20:
             immediate -= 1 << 21
-    return Record(found[1], [result, base, offset], [immediate, 0, size, int("_i" in name)])
+    return MachineOp(found[1], [result, base, offset], [immediate, 0, size, int("_i" in name)])
 
 
 def _lds(
     name: str, texts: Sequence[str], modifiers: Mapping[str, str], target: str
-) -> Record | None:
+) -> MachineOp | None:
     operands = [parse_operand(text, "u") for text in texts]
     if any(one.kind != "vector" or one.modifiers for one in operands):
         raise KernelError("the operands of an LDS instruction are vector registers")
@@ -326,21 +328,21 @@ def _lds(
         size = int(found[3]) // 8
         unit = size * (64 if found[2] else 1)
         offsets = [unit * number_of(modifiers, key) for key in ("offset0", "offset1")]
-        return Record(f"ds_{found[1]}2", operands, [*offsets, size])
+        return MachineOp(f"ds_{found[1]}2", operands, [*offsets, size])
     check_only(modifiers, ("offset",))
     if name == "ds_swizzle_b32":
-        return Record(name, operands, [swizzle_pattern(modifiers.get("offset", "0"))])
+        return MachineOp(name, operands, [swizzle_pattern(modifiers.get("offset", "0"))])
     offset = number_of(modifiers, "offset")
     if name in ACROSS_LANES:
-        return Record(name, operands, [offset])
+        return MachineOp(name, operands, [offset])
     if name in TRANSPOSED and target == "gfx950":
-        return Record(name, operands, [offset, 0, 8])
+        return MachineOp(name, operands, [offset, 0, 8])
     if name.startswith("ds_read_") and name[8:] in LOADS:
         size, form = LOADS[name[8:]]
-        return Record("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
+        return MachineOp("ds_load", _sized(operands, 2, size), [offset, 0, size, form])
     if name.startswith("ds_write_") and name[9:] in STORES:
         size, form = STORES[name[9:]]
-        return Record("ds_store", _sized(operands[::-1], 2, size), [offset, 0, size, form])
+        return MachineOp("ds_store", _sized(operands[::-1], 2, size), [offset, 0, size, form])
     return _lds_atomic(name, operands, offset)
 
 
@@ -351,7 +353,7 @@ def lds_access_bytes(name: str) -> int:
     return sizes.get(found[1], 4) if found else 4
 
 
-def _lds_atomic(name: str, operands: list[Operand], offset: int) -> Record | None:
+def _lds_atomic(name: str, operands: list[Operand], offset: int) -> MachineOp | None:
     found = re.match(r"^ds_(\w+?)(_rtn)?_(u|i|b|f|bf)(16|32|64)$", name)
     kind = LDS_ATOMICS.get(f"{found[1]}_{found[3]}") if found else None
     if found is None or kind is None:
@@ -367,12 +369,12 @@ def _lds_atomic(name: str, operands: list[Operand], offset: int) -> Record | Non
     result = operands[0] if found[2] else NO_OPERAND
     parts = [result, rest[0], NO_OPERAND, NO_OPERAND, *rest[1:]]
     aux = [offset, 0, size, 0, 0, ATOMICS[kind]]
-    return Record("ds_atomic", parts, aux, RETURNS if found[2] else 0)
+    return MachineOp("ds_atomic", parts, aux, RETURNS if found[2] else 0)
 
 
 def _memory(
     space: str, verb: str, kind: str, texts: Sequence[str], modifiers: Mapping[str, str]
-) -> Record | None:
+) -> MachineOp | None:
     is_buffer = space == "buffer"
     check_only(modifiers, ("offset", *CACHE_HINTS, *(("offen", "lds") if is_buffer else ())))
     to_lds = "lds" in modifiers or kind.startswith("lds_")
@@ -404,7 +406,7 @@ def _memory(
         _sized(operands, wanted, size)
     elif len(operands) != wanted:
         raise KernelError("the number of operands is not as expected")
-    return Record(f"{space}_{verb}", operands, [offset, 0, size, form], flags)
+    return MachineOp(f"{space}_{verb}", operands, [offset, 0, size, form], flags)
 
 
 def _atomic(
@@ -414,7 +416,7 @@ def _atomic(
     modifiers: Mapping[str, str],
     flags: int,
     offset: int,
-) -> Record | None:
+) -> MachineOp | None:
     kind, is_wide = _atomic_kind(kind)
     what = ATOMICS.get(kind)
     if what is None or space == "scratch":
@@ -431,7 +433,7 @@ def _atomic(
         raise KernelError("the number of operands is not as expected")
     aux = [offset, 0, 8 if is_wide else 4, 0, 0, what]
     flags |= RETURNS if returns else 0
-    return Record(f"{space}_atomic", [result, *place, data], aux, flags)
+    return MachineOp(f"{space}_atomic", [result, *place, data], aux, flags)
 
 
 def _atomic_kind(kind: str) -> tuple[str, bool]:

@@ -49,7 +49,7 @@ RECORD: Final = struct.Struct("<HHi" + 6 * "BBHII" + "8i")
 
 
 @dataclass(slots=True)
-class Record:
+class MachineOp:
     """One instruction for the machine; `operation` is a name in `source.numbers`."""
 
     operation: str

@@ -11,7 +11,7 @@ import functools
 import re
 from typing import Final
 
-from ratchet.amd.emulator.operands import RETURNS, TO_LDS, Record
+from ratchet.amd.emulator.operands import RETURNS, TO_LDS, MachineOp
 from ratchet.base.errors import KernelError
 
 LOADS, STORES, SHARED, UNORDERED = range(4)
@@ -56,10 +56,10 @@ def family(target: str) -> str:
     return "gfx9" if target.startswith("gfx9") else target[:5]
 
 
-def wait(name: str, rest: str, target: str) -> Record | None:
+def wait(name: str, rest: str, target: str) -> MachineOp | None:
     """Return an instruction that waits for counters, or counts in one; None for others."""
     if name in COUNTED:
-        return Record("counted", aux=[COUNTED[name]])
+        return MachineOp("counted", aux=[COUNTED[name]])
     limits = _limits(name, rest, target)
     if limits is None:
         return None
@@ -67,7 +67,7 @@ def wait(name: str, rest: str, target: str) -> Record | None:
     for counter, limit in limits.items():
         for queue in QUEUES[counter]:
             left[queue] = limit
-    return Record("wait_for", aux=left)
+    return MachineOp("wait_for", aux=left)
 
 
 def _limits(name: str, rest: str, target: str) -> dict[str, int] | None:
@@ -115,7 +115,7 @@ def counter(mnemonic: str, target: str) -> str:
     return stores if "_store_" in mnemonic else loads
 
 
-def registers(record: Record, name: str, rest: str) -> bytes:
+def registers(record: MachineOp, name: str, rest: str) -> bytes:
     """Return a bit for each register that an instruction reads, or writes without delay."""
     is_load = LOADING.match(record.operation) and not record.flags & TO_LDS
     returns = record.flags & RETURNS and not name.startswith("buffer_")

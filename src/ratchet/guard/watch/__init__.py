@@ -24,11 +24,11 @@ from ratchet.guard.history.plot import short_revision
 from ratchet.guard.watch.suite import (
     LOOKS,
     BenchmarkResult,
-    Limits,
+    GateLimits,
     OnRun,
-    Suite,
     WatchAnswer,
     WatchResult,
+    WatchSuite,
     watch_history,
     watch_pairs,
 )
@@ -36,8 +36,8 @@ from ratchet.guard.watch.suite import (
 
 def run_gate(
     folder: Path,
-    suite: Suite,
-    limits: Limits,
+    suite: WatchSuite,
+    limits: GateLimits,
     on_run: OnRun,
     *,
     base: str = "",

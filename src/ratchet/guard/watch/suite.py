@@ -63,7 +63,7 @@ class Benchmark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return MeasuredCommand(words=tuple(words), metric=metric, time_limit_s=self.time_limit_s)
 
 
-class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WatchSuite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The file: what to run, how often, and what is too slow."""
 
     build: str = ""  # Shell command that builds a checkout
@@ -94,7 +94,7 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return instead or one.pairs or self.pairs
 
 
-SMOKE = Suite(
+SMOKE = WatchSuite(
     pairs=5,
     benchmark=[
         Benchmark(name="llama-tiny step", workload="llama-tiny", arguments=["--steps", "5"])
@@ -103,7 +103,7 @@ SMOKE = Suite(
 """The suite that runs without a file."""
 
 
-def read_suite(path: Path | None, folder: Path) -> Suite:
+def read_suite(path: Path | None, folder: Path) -> WatchSuite:
     """Return the suite of a file, of `ratchet-watch.toml` in the folder, or the smoke workloads.
 
     Raises WatchError: the file cannot be read, or a setting is not as it must be.
@@ -115,7 +115,7 @@ def read_suite(path: Path | None, folder: Path) -> Suite:
     if why := why_not_file(path):
         raise WatchError(f"the suite {path} {why}: give a TOML file")
     try:
-        suite = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Suite)
+        suite = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), WatchSuite)
     except UnicodeDecodeError as error:
         raise WatchError(f"the suite {path} is not UTF-8: give a TOML file") from error
     except (OSError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -201,7 +201,7 @@ Also with what is built, and 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
+class GateLimits:
     pairs: int | None = None  # Instead of the suite's
     time_s: float = math.inf
     """After this no benchmark starts another pair. The pairs of all first looks come before those
@@ -210,11 +210,11 @@ class Limits:
 
 
 def watch_pairs(
-    suite: Suite,
+    suite: WatchSuite,
     checkouts: Checkouts,
     base: str,
     head: str,
-    limits: Limits,
+    limits: GateLimits,
     on_run: OnRun,
 ) -> list[BenchmarkResult]:
     """Time each benchmark at both commits, in pairs (`run_rounds`).
@@ -249,11 +249,11 @@ def watch_pairs(
 
 
 def watch_history(
-    suite: Suite,
+    suite: WatchSuite,
     folder: Path,
     history: Sequence[HistorySeries],
     device: str,
-    limits: Limits,
+    limits: GateLimits,
     on_run: OnRun,
 ) -> list[BenchmarkResult]:
     """Run each benchmark in a folder, and compare with the newest level of its history.
@@ -272,9 +272,9 @@ def watch_history(
 
 
 def _watched(
-    suite: Suite,
+    suite: WatchSuite,
     arms_of: Callable[[Benchmark], list[_SideArm]],
-    limits: Limits,
+    limits: GateLimits,
     on_run: OnRun,
     answer: Callable[[Benchmark, Values, Mapping[str, str]], BenchmarkResult],
     *,
@@ -381,7 +381,7 @@ class _SideArm:
 
 def _predicted(
     one: Benchmark,
-    suite: Suite,
+    suite: WatchSuite,
     history: Sequence[HistorySeries],
     device: str,
     head: Sequence[float],
@@ -416,7 +416,7 @@ def _predicted(
 
 def _answered(
     one: Benchmark,
-    suite: Suite,
+    suite: WatchSuite,
     base: float,
     head: Sequence[float],
     change: tuple[float, float],

@@ -160,7 +160,7 @@ class SeatFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.cpu.model if self.gpu is None else self.gpu.model
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class FleetOrder(msgspec.Struct, frozen=True, kw_only=True):
     """An order to give a kernel a verdict, or to screen several."""
 
     screened: bool
@@ -180,7 +180,7 @@ class SeatReply(msgspec.Struct, frozen=True, kw_only=True):
     error: str = ""  # A mistake in the order, or a fault of the machine; there is no answer then
 
 
-def pack(message: Order | SeatFacts | SeatReply) -> bytes:
+def pack(message: FleetOrder | SeatFacts | SeatReply) -> bytes:
     """Return a message's bytes; NaN and infinities survive."""
     return msgspec.msgpack.encode(message)
 
@@ -202,7 +202,7 @@ def describe(threads: int, with_gpu: bool) -> bytes:
 def obey(data: bytes, threads: int, with_gpu: bool) -> bytes:
     """Return the `SeatReply` to an order."""
     facts = _facts(threads, with_gpu)
-    order = msgspec.msgpack.decode(data, type=Order)
+    order = msgspec.msgpack.decode(data, type=FleetOrder)
     try:
         if order.problem.hash != order.problem_hash:
             raise KernelError(
@@ -214,7 +214,7 @@ def obey(data: bytes, threads: int, with_gpu: bool) -> bytes:
         return pack(SeatReply(facts=facts, error=str(error)))
 
 
-def _answered(order: Order, facts: SeatFacts, threads: int) -> SeatReply:
+def _answered(order: FleetOrder, facts: SeatFacts, threads: int) -> SeatReply:
     here = _here(threads)
     if order.screened:
         found = here.screen(order.kernels, order.problem, order.terms, best=order.best)

@@ -22,7 +22,7 @@ import msgspec
 from ratchet.base import Json
 from ratchet.base.errors import DeviceError, JudgeError
 from ratchet.judge.court import machines as on_the_seat
-from ratchet.judge.court.machines import Order, SeatFacts, pack
+from ratchet.judge.court.machines import FleetOrder, SeatFacts, pack
 
 # A seat has one order at a time, and a lost one goes to another seat.
 
@@ -81,7 +81,7 @@ class Spread:
             for _ in self._step([], deque(), Counter(), {}):
                 pass
 
-    def run(self, orders: Sequence[Order]) -> Iterator[tuple[int, bytes | None]]:
+    def run(self, orders: Sequence[FleetOrder]) -> Iterator[tuple[int, bytes | None]]:
         """Give the answer to each order, with its place; None if too many seats were lost with it.
 
         Raises JudgeError: no machine is left, or one cannot do what it is asked.
@@ -124,7 +124,7 @@ class Spread:
             self._running[handle] = _SeatTask(seat=seat, order=-1, until=now + DESCRIBED_S)
 
     def _seat(
-        self, orders: Sequence[Order], waiting: deque[int], avoid: dict[int, set[str]]
+        self, orders: Sequence[FleetOrder], waiting: deque[int], avoid: dict[int, set[str]]
     ) -> None:
         """Give free seats the orders that wait; one that lost a machine goes to another first."""
         busy = {one.seat for one in self._running.values()}
@@ -147,7 +147,7 @@ class Spread:
 
     def _step(
         self,
-        orders: Sequence[Order],
+        orders: Sequence[FleetOrder],
         waiting: deque[int],
         losses: Counter[int],
         avoid: dict[int, set[str]],

@@ -10,7 +10,7 @@ import msgspec
 from ratchet.base import VERSION
 from ratchet.base.devices.probe import Device, Software
 from ratchet.base.errors import DeviceError, JudgeError, RatchetError
-from ratchet.judge.court.machines import Order, SeatFacts, SeatReply
+from ratchet.judge.court.machines import FleetOrder, SeatFacts, SeatReply
 from ratchet.judge.court.ray_cluster import MOST_LOSSES, RayCluster, Spread
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
@@ -95,7 +95,7 @@ class ClusterFleet:
         count, problem_hash = min(self.width, len(kernels)), problem.hash
         parts = [tuple(kernels[start::count]) for start in range(count)]
         orders = [
-            Order(
+            FleetOrder(
                 screened=True,
                 problem=problem,
                 problem_hash=problem_hash,
@@ -131,7 +131,7 @@ class ClusterFleet:
         """Give each kernel a verdict on a device of its own, in the order that they are given."""
         problem_hash = problem.hash
         orders = [
-            Order(
+            FleetOrder(
                 screened=False,
                 problem=problem,
                 problem_hash=problem_hash,

@@ -38,7 +38,7 @@ from ratchet.judge.kernels.languages.cpp import find_compiler
 from ratchet.judge.sandbox import bubblewrap, confine, keeper, privileges, rocm, view
 from ratchet.judge.sandbox.accelerator import Accelerator, groups_of
 from ratchet.judge.sandbox.confine import EXTENSIONS
-from ratchet.judge.sandbox.keeper import Opened, Orders
+from ratchet.judge.sandbox.keeper import KeeperOrders, Opened
 
 Mechanism = Literal["bubblewrap", "landlock", "rlimits"]
 NO_WALLS: Final = (
@@ -222,7 +222,7 @@ def make_sandbox(
 
 def _keeper(uid: int | None, groups: tuple[int, ...], scratch: Path, opened: Opened) -> list[str]:
     """Return the command that runs another one among the machine's processes."""
-    orders = Orders(
+    orders = KeeperOrders(
         judge=os.getpid(),
         folder=str(scratch),
         mark=watchdog.mark(),

@@ -154,7 +154,7 @@ WAKES = (signal.SIGCHLD, signal.SIGTERM)  # The end of a child, and of the judge
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Orders:
+class KeeperOrders:
     """Orders of the judge to a keeper."""
 
     judge: int  # The judge's process id
@@ -171,7 +171,7 @@ def main() -> None:
     """Start a command and keep its family; argv holds the orders, then the command."""
     given, command = json.loads(sys.argv[1]), sys.argv[2:]
     opened = given["opened"] and Opened(**given["opened"])
-    orders = Orders(**{**given, "opened": opened})
+    orders = KeeperOrders(**{**given, "opened": opened})
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKES)
     families.prctl(families.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != orders.judge:
@@ -190,7 +190,7 @@ def main() -> None:
     os._exit(code)
 
 
-def _become(orders: Orders, command: list[str], keeper: int) -> NoReturn:
+def _become(orders: KeeperOrders, command: list[str], keeper: int) -> NoReturn:
     """Turn into the candidate's worker."""
     try:
         ruleset = None

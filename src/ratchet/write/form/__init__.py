@@ -64,7 +64,7 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Source(Node):
+class InputNode(Node):
     place: int
 
 

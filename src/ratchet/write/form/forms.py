@@ -22,6 +22,7 @@ from ratchet.write.form import (
     Choice,
     Constant,
     Fold,
+    InputNode,
     LoopForm,
     Map,
     Matmul,
@@ -31,7 +32,6 @@ from ratchet.write.form import (
     Scan,
     Scatter,
     Shape,
-    Source,
     Tensor,
     UnsupportedOp,
     View,
@@ -165,7 +165,7 @@ _PLACE = FieldForm(
     read=lambda given, nodes: nodes[int(given[1])] if given[0] == "at" else _read_extent(given[1]),
 )
 FIELDS: Final[dict[type[Node], dict[str, FieldForm]]] = {
-    Source: {"place": _WHOLE},
+    InputNode: {"place": _WHOLE},
     Constant: {"value": _NUMBER},
     Position: {"value": _EXTENT},
     Map: {"op": _one_of(MAPS), "args": _each(_NODE)},

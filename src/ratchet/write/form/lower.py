@@ -19,11 +19,11 @@ from ratchet.judge.problems.problem import Problem, Reference
 from ratchet.write.form import (
     Constant,
     Fold,
+    InputNode,
     LoopForm,
     Map,
     Node,
     Scatter,
-    Source,
     UnsupportedOp,
     ops_fold,
     ops_map,
@@ -170,7 +170,7 @@ def lowered(trace: Traced, case: Case) -> LoopForm:
         raise UnsupportedOp(f"reference of {count} ops", "a loop of it was unrolled")
     environment: dict[fx.Node, Value] = {}
     sources = [
-        Source(shape=shape, dtype=spec.dtype, place=place)
+        InputNode(shape=shape, dtype=spec.dtype, place=place)
         for place, (shape, spec) in enumerate(zip(trace.shapes, case.inputs, strict=True))
     ]
     waiting = iter(sources)

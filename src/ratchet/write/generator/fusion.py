@@ -14,6 +14,7 @@ from typing import Literal
 from ratchet.write.form import (
     Choice,
     Fold,
+    InputNode,
     LoopForm,
     Map,
     Matmul,
@@ -21,7 +22,6 @@ from ratchet.write.form import (
     Order,
     Scan,
     Scatter,
-    Source,
     View,
     axes_of,
     ordered,
@@ -161,7 +161,7 @@ def _apart(outputs: Sequence[Node]) -> tuple[Node, ...]:
     narrow = ("bfloat16", "float16")
     for node in outputs:
         alone = isinstance(node, Scatter | Matmul) and node.dtype in narrow
-        if isinstance(node, Source) or node in found or alone:
+        if isinstance(node, InputNode) or node in found or alone:
             node = Map(shape=node.shape, dtype=node.dtype, op="copy", args=(node,))
         found.append(node)
     return tuple(found)
@@ -179,7 +179,7 @@ def _kept(outputs: Sequence[Node], factors: bool, apart: bool) -> set[Node]:
             operands = (node.arg,)
         for operand in operands:
             base = stripped(operand, apart=apart and isinstance(node, Matmul))[0]
-            if not isinstance(base, Source):
+            if not isinstance(base, InputNode):
                 kept.add(base)
     return kept
 
@@ -244,7 +244,7 @@ def reads_of(
         if (one, place) in seen:
             continue
         seen.add((one, place))
-        if isinstance(one, Source) or one in kept:
+        if isinstance(one, InputNode) or one in kept:
             found.append((one, place))
         else:
             stack.extend(_arguments(one, place))

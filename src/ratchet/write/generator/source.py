@@ -13,11 +13,11 @@ from ratchet.judge.abi import DTYPE_CODES
 from ratchet.write.form import (
     REALS,
     Fold,
+    InputNode,
     LoopForm,
     Matmul,
     Node,
     Scatter,
-    Source,
     Tensor,
     UnsupportedOp,
     ordered,
@@ -246,7 +246,7 @@ class FormWriter:
 
     def _place_buffers(self) -> None:
         for node in ordered(self.plan.outputs):
-            if isinstance(node, Source):
+            if isinstance(node, InputNode):
                 self.buffers[node] = self._declare(node, f"x{node.place}", node.place, "const ")
         for output, slot in zip(self.plan.outputs, self.form.slots, strict=True):
             if slot < len(self.form.inputs) and not self._safe(output, slot):
@@ -319,7 +319,7 @@ class FormWriter:
                 continue
             for node in stage.nodes:
                 for one, index in reads(stage, node, self.plan.kept):
-                    if not (isinstance(one, Source) and one.place == slot):
+                    if not (isinstance(one, InputNode) and one.place == slot):
                         continue
                     if place != home:
                         return False
@@ -388,7 +388,7 @@ class FormWriter:
         if isinstance(node, Scatter) and node in self.plan.outputs:
             slot = self.form.slots[self.plan.outputs.index(node)]
             base = node.base
-            in_place = isinstance(base, Source) and base.place == slot and self._safe(node, slot)
+            in_place = isinstance(base, InputNode) and base.place == slot and self._safe(node, slot)
         given = (self.buffers, self.sums, self.choices, evaluator, self.plan, self.scratch)
         writer = StageWriter(number, *given)
         epilogue = self.epilogues.get(stage, ())

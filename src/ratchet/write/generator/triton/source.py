@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ratchet.write.form import REALS, LoopForm, Matmul, Node, Shape, Source, ordered, over_of
+from ratchet.write.form import REALS, InputNode, LoopForm, Matmul, Node, Shape, ordered, over_of
 from ratchet.write.form.extent import product_of
 from ratchet.write.generator.evaluate import Buffer
 from ratchet.write.generator.fusion import LoopNest, Stage, dense, own_reads, planned, reads_of
@@ -150,7 +150,7 @@ class TileForm:
     def _place_buffers(self) -> None:
         nodes = ordered(self.plan.outputs)
         for node in nodes:
-            if isinstance(node, Source):
+            if isinstance(node, InputNode):
                 self._declare(node, f"x{node.place}", node.dtype)
         for output, slot in zip(self.plan.outputs, self.form.slots, strict=True):
             self._declare(output, f"y{slot}", output.dtype)
@@ -274,7 +274,7 @@ class TileForm:
         lines = [f"def _form_{self.number}({tensors}):", "    device = x0.device"]
         lines += [f"    {name} = {text}" for name, text in bindings(self.form)]
         for node, buffer in self.buffers.items():
-            if isinstance(node, Source):
+            if isinstance(node, InputNode):
                 codes = ".view(torch.uint8)" if buffer.dtype.startswith("float8") else ""
                 lines.append(f"    {buffer.name} = {buffer.name}.contiguous(){codes}")
         spoken = words(host)
