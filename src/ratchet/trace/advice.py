@@ -208,6 +208,25 @@ def host_bound(report: Report) -> Advice | None:
     )
 
 
+def queued_gaps(report: Report) -> Advice | None:
+    """Find idle time before work that was launched long before."""
+    gain = report.idle.kernel_gap - report.idle.turn_around
+    if not report.launches.count or gain <= 0:
+        return None
+    return Advice(
+        name="queued-gaps",
+        evidence=(
+            f"the device idles {show_ns(gain)} in gaps of more than 10 µs before work that was "
+            "launched already, or whose launch is unknown"
+        ),
+        gain=gain,
+        remedy=(
+            "see what the work after the longest gaps waits for: an event of another stream, "
+            "another process on the device, or the profiler itself"
+        ),
+    )
+
+
 def fp32_matmuls(report: Report) -> Advice | None:
     """Find matrix multiplies that run in fp32 on a device with faster units."""
     slow = [row for row in report.matmuls if row.kernel == "fp32" and row.inputs in ("fp32", "")]
@@ -280,6 +299,7 @@ FINDINGS: tuple[Callable[[Report], Advice | None], ...] = (
     fusible_kernels,
     attention,
     host_bound,
+    queued_gaps,
     fp32_matmuls,
     recompute,
     small_kernels,

@@ -23,6 +23,7 @@ TRACES: dict[str, list[dict]] = {
         mt.kernel("triton_b", 1065, 50, 2),
     ],
     "host-bound": [*QUIET, mt.launch(1200, 1, 2), mt.kernel("triton_b", 1203, 50, 2)],
+    "queued-gaps": [*QUIET, mt.launch(2, 1, 2), mt.kernel("triton_b", 1203, 50, 2)],
     "synchronisation": [
         *QUIET, mt.span("cuda_runtime", "cudaDeviceSynchronize", 900, 200, correlation=8),
         mt.launch(1101, 1, 2), mt.kernel("triton_b", 1103, 50, 2),
