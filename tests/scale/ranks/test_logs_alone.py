@@ -51,6 +51,14 @@ def test_a_rank_that_its_own_watchdog_ended_is_not_the_cause(tmp_path: Path) -> 
     job.run().write(tmp_path)
     assert read(tmp_path, waited(0) + SUMMARY).found[0].ranks == (3,)
     assert read(tmp_path, SUMMARY).found[0].ranks == (0,)  # no watchdog: it ended first
+    blocked = waited(0).replace("Watchdog caught collective operation timeout:", "Work")
+    raised = "[rank0]: torch.distributed.DistBackendError: NCCL timed out\n"
+    for log in (
+        blocked + SUMMARY, raised + SUMMARY.replace("-6", "1"), SUMMARY.replace("-6", "-15"),
+    ):  # fmt: skip
+        assert read(tmp_path, log).found[0].ranks == (3,)
+    own = raised + "2026 [rank0]: ValueError: no sample\n" + SUMMARY.replace("-6", "1")
+    assert read(tmp_path, own).found[0].ranks == (0,)
 
 
 def test_slurms_tasks_are_nodes_where_torchrun_starts_the_ranks(tmp_path: Path) -> None:

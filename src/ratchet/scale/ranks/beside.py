@@ -130,10 +130,12 @@ LAUNCHER: Final = re.compile(r"torch[./]distributed[./](elastic|run|launch)|torc
 GAVE_UP: Final = re.compile(r"ChildFailedError|^Traceback ", re.MULTILINE)
 """Marks of the end of torchrun, with a summary or before it."""
 WATCHED: Final = re.compile(
-    r"(?:\[rank(?P<rank>\d+)\].*?)?\[Rank (?P<own>\d+)\] Watchdog caught collective operation "
-    r"timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+),? ?"
-    r"(?P<sizes>Numel[^)]*?)?,? ?Timeout"
+    r"(?:\[rank(?P<rank>\d+)\].*?)?\[Rank (?P<own>\d+)\] "
+    r"(?:Watchdog caught collective operation timeout:|Work) WorkNCCL\(SeqNum=(?P<number>\d+), "
+    r"OpType=(?P<operation>\w+),? ?(?P<sizes>Numel[^)]*?)?,? ?Timeout"
 )
+TERMINATED: Final = ("-15", "143")
+"""Exit codes of a process that was told to end."""
 WATCHED_GROUP: Final = re.compile(
     r"\[rank(?P<rank>\d+)\].*\[PG (?:ID \S+ PG GUID )?(?P<group>\S.*?) Rank \d+\].*"
     r"(?:at (?:NCCL )?work: |sequence id: |SeqNum=)(?P<number>\d+)"
@@ -161,7 +163,7 @@ def _timed_out(path: Path, text: str) -> tuple[TimedOut, ...]:
     }
     found: dict[tuple[int, str], TimedOut] = {}
     for line in lines:
-        if "Watchdog caught" not in line or not (one := WATCHED.search(line)):
+        if "WorkNCCL(" not in line or not (one := WATCHED.search(line)):
             continue
         rank, number = int(one["rank"] or one["own"]), int(one["number"])
         group = groups.get((rank, number), "")
@@ -180,9 +182,12 @@ def _timed_out(path: Path, text: str) -> tuple[TimedOut, ...]:
 
 def _ended(path: Path, text: str, *, watched: set[int]) -> tuple[EndedRank, ...]:
     found = []
+    followed = set()  # ranks that raised what another rank's end or absence explains
     is_launched = LAUNCHER.search(text) is not None
     for line in text.splitlines():
         if FOLLOWS.search(line):
+            if raised := RAISED.search(line):
+                followed.add(int(raised["rank"]))
             continue
         if task := SLURM_TASK.search(line):
             aborted = "Abort" in task["said"]
@@ -191,12 +196,14 @@ def _ended(path: Path, text: str, *, watched: set[int]) -> tuple[EndedRank, ...]
             if aborted and int(task["rank"]) in watched:
                 continue
             found.append((int(task["rank"]), task["said"].strip(), ""))
-        elif raised := RAISED.match(line):
+        elif raised := RAISED.search(line):
             found.append((int(raised["rank"]), raised["said"].strip(), ""))
     unequal = UNEQUAL.search(text)
     first = FIRST_FAILURE.search(text)
-    if first and not (first["code"] == "-6" and int(first["rank"]) in watched):
-        rank = int(first["rank"])
+    rank, code = (int(first["rank"]), first["code"]) if first else (-1, "")
+    is_later = code in TERMINATED or (code == "-6" and rank in watched)
+    is_later = is_later or rank in followed - {one for one, _, _ in found}
+    if first and not is_later:
         said = next((said for one, said, _ in found if one == rank), "")
         if unequal and first["code"] == "-6":
             said = (
