@@ -73,6 +73,26 @@ class Side:
     work: dict[Key, Work]
     categories: dict[Category, int]  # Summed device time; own CPU time without device work
     faults: tuple[str, ...] = ()
+    steps: int = 0  # Steps that are marked in each rank's window; 0 if none are, or unlike many
+    is_per_step: bool = False  # True if all times and counts are of one step, rounded down
+
+    def per_step(self) -> Side:
+        """Return the mean step; counts under one a step stay one."""
+        parts = {part: time // self.steps for part, time in self.parts.items()}
+        return replace(
+            self,
+            window=sum(parts.values()),
+            parts=parts,
+            work={
+                key: {
+                    name: (time // self.steps, max(count // self.steps, 1))
+                    for name, (time, count) in own.items()
+                }
+                for key, own in self.work.items()
+            },
+            categories={one: time // self.steps for one, time in self.categories.items()},
+            is_per_step=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -175,6 +195,7 @@ def diff(before: Analysis, after: Analysis) -> Diff:
 def side(found: Analysis) -> Side:
     """Return one trace's side."""
     trace, whole = found.trace, found.activity.whole()
+    steps = found.steps
     return Side(
         name=trace.name,
         device=trace.devices[0].name if trace.devices else "",
@@ -185,6 +206,7 @@ def side(found: Analysis) -> Side:
         work=_work(found),
         categories=category_times(Owned(trace, found.links, found.communication)),
         faults=tuple(f"{trace.name}: {fault}" for fault in trace.faults),
+        steps=len(steps.labels) if steps else 0,
     )
 
 
@@ -207,11 +229,12 @@ def together(name: str, sides: Sequence[Side]) -> Side:
         work=work,
         categories=dict(sum((Counter(one.categories) for one in sides), Counter())),
         faults=tuple(fault for one in sides for fault in one.faults),
+        steps=sides[0].steps if len({one.steps for one in sides}) == 1 else 0,
     )
 
 
 def compare(before: Side, after: Side) -> Diff:
-    """Compare two sides.
+    """Compare two sides; mean steps, if they hold unlike numbers of steps.
 
     TraceError if one side has device work or ranks that the other lacks.
     """
@@ -226,6 +249,8 @@ def compare(before: Side, after: Side) -> Diff:
             f"{before.name} has {len(before.ranks)} ranks and {after.name} has "
             f"{len(after.ranks)}: choose one rank with --rank"
         )
+    if before.steps and after.steps and before.steps != after.steps:
+        before, after = before.per_step(), after.per_step()
     first, second = _paired(before.work, after.work)
     rows = []
     for key in {**first, **second}:

@@ -8,8 +8,9 @@ import made_traces as mt
 import pytest
 
 from ratchet.base.errors import TraceError
-from ratchet.trace.analysis import analyse
+from ratchet.trace.analysis import Analysis, analyse
 from ratchet.trace.compare import diff
+from ratchet.trace.show.words import diff_headline
 
 
 def work(kernel: str, duration: float, extra: list[dict]) -> list[dict]:
@@ -34,6 +35,23 @@ def test_what_changed_is_reconciled(tmp_path: Path) -> None:
     assert (found.before.window, found.after.window) == (12_000, 14_000)
     assert sum(r.change for r in found.rows) + found.hidden_change == 2000
     assert sum(found.parts_change.values()) == found.window_change
+
+
+def test_recordings_of_unlike_many_steps_compare_by_the_step(tmp_path: Path) -> None:
+    def steps(count: int, kernel: float) -> Analysis:
+        each = ([mt.step(i, 100 * i, 100), mt.op("aten::mm", 100 * i, 9),
+                 mt.launch(100 * i + 1, 1, i + 1), mt.kernel("gemm", 100 * i + 5, kernel, i + 1)]
+                for i in range(count))  # fmt: skip
+        return analyse(mt.made(tmp_path, [one for events in each for one in events]))
+
+    found = diff(steps(2, 60), steps(4, 80))
+    (row,) = found.rows
+    assert (row.state, row.before, row.after) == ("slower", 60_000, 80_000)
+    assert (row.count_before, row.count_after) == (1, 1)
+    assert sum(found.parts_change.values()) == found.window_change > 0
+    assert " a step where " in diff_headline(found) and "longer" in diff_headline(found)
+    alike = diff(steps(3, 60), steps(3, 80))
+    assert alike.rows[0].before == 180_000 and " a step " not in diff_headline(alike)
 
 
 def test_a_trace_against_itself_changes_nothing(tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ def diff_report(document: Diff, top: int = 10) -> m.ResultReport:
         headline=words.diff_headline(document),
         header=m.blocks(
             m.Words(f"Times are summed over {ranks} ranks.", "soft") if ranks > 1 else None,
+            m.Words(
+                f"Times are of a mean step: {before} holds {document.before.steps} steps and "
+                f"{after} {document.after.steps}.",
+                "soft",
+            )
+            if document.before.is_per_step
+            else None,
             *(m.Words(fault, "warning") for fault in document.faults),
             m.Tiles(_tiles(document)),
         ),

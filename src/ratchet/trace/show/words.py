@@ -306,11 +306,12 @@ def diff_headline(found: Diff) -> str:
     """Return one sentence that compares the two windows."""
     before, after = found.before.window, found.after.window
     change = after - before
+    a_step = " a step" if found.before.is_per_step else ""
     if not change:
-        return f"Both take {show_ns(before)}."
+        return f"Both take {show_ns(before)}{a_step}."
     word = "longer" if change > 0 else "less"
     return (
-        f"{found.after.name} takes {show_ns(after)} where {found.before.name} took "
+        f"{found.after.name} takes {show_ns(after)}{a_step} where {found.before.name} took "
         f"{show_ns(before)}: {show_ns(abs(change))} {word} ({share_of(abs(change), before)})."
     )
 
