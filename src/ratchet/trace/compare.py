@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -268,6 +269,18 @@ def compare(before: Side, after: Side) -> Diff:
             )
         )
     rows.sort(key=lambda row: -abs(row.change))
+    ratios = Counter(
+        Fraction(row.count_after, row.count_before)
+        for row in rows
+        if row.count_before and row.count_after
+    )
+    (often, same), *_ = [*ratios.most_common(1), (Fraction(1), 0)]
+    if often != 1 and same > max(len(rows) / 2, 2) and not before.is_per_step:
+        said = (
+            f"{after.name} ran most ops {float(often):.3g} times as often as {before.name}: if it "
+            "holds unlike many steps, call the profiler's step() in both, and mean steps compare"
+        )
+        after = replace(after, faults=(*after.faults, said))
     return Diff(before=before, after=after, rows=tuple(rows))
 
 

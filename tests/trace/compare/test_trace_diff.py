@@ -50,6 +50,17 @@ def test_recordings_of_unlike_many_steps_compare_by_the_step(tmp_path: Path) -> 
     assert (row.count_before, row.count_after) == (1, 1)
     assert sum(found.parts_change.values()) == found.window_change > 0
     assert " a step where " in diff_headline(found) and "longer" in diff_headline(found)
+
+    def unmarked(count: int) -> Analysis:
+        return analyse(mt.made(tmp_path, [
+            one for i in range(count) for j, name in enumerate(("mm", "add", "mul"))
+            for one in (mt.op(f"aten::{name}", 100 * i + 20 * j, 9),
+                        mt.launch(100 * i + 20 * j + 1, 1, 9 * i + j + 1),
+                        mt.kernel(name, 100 * i + 20 * j + 5, 5, 9 * i + j + 1))
+        ]))  # fmt: skip
+
+    assert "ran most ops 1.5 times as often" in diff(unmarked(2), unmarked(3)).faults[-1]
+    assert not diff(unmarked(2), unmarked(2)).faults
     alike = diff(steps(3, 60), steps(3, 80))
     assert alike.rows[0].before == 180_000 and " a step " not in diff_headline(alike)
 
