@@ -114,7 +114,13 @@ def read_chrome(path: Path) -> Trace:
         )
     about = _around(gathered.header) | _around(gathered.footer)
     if not any(gatherer.kinds.values()):
-        if _OF_XLA.search(beginning(path, 1 << 16)):
+        begin = beginning(path, 1 << 16)
+        if b'"BeginNs"' in begin:
+            raise TraceError(
+                f"{path.name} is a Chrome trace of the first rocprof, which does not say which "
+                "events are kernels: record it with rocprofv3"
+            )
+        if _OF_XLA.search(begin):
             raise TraceError(
                 f"{path.name} is an XLA profile's copy for Chrome, which does not say which events "
                 "are kernels: give the .xplane.pb beside it"
