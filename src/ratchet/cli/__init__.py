@@ -1,4 +1,4 @@
-"""The command line: one file per command, each parses, calls the library and prints."""
+"""The command line: each command parses, calls the library and prints."""
 
 from __future__ import annotations
 

@@ -116,8 +116,6 @@ def signature_with(options: type, function: Callable[..., object]) -> inspect.Si
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JudgedKernel:
-    """A verdict with the kernel and the problem that it is about."""
-
     verdict: Verdict
     kernel: Kernel
     problem: Problem

@@ -194,7 +194,6 @@ def diff(before: Analysis, after: Analysis) -> Diff:
 
 
 def side(found: Analysis) -> Side:
-    """Return one trace's side."""
     trace, whole = found.trace, found.activity.whole()
     steps = found.steps
     return Side(

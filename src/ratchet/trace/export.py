@@ -69,7 +69,6 @@ def ranks_document(ranks: Ranks) -> dict[str, object]:
 
 
 def diff_document(found: Diff) -> dict[str, object]:
-    """Return a comparison as one JSON object."""
     before, after = found.before, found.after
     return {
         "before": before.name,
@@ -219,7 +218,6 @@ def _columns(kind: type) -> Columns:
 
 
 def _fields(kind: type) -> dict[str, object]:
-    """Return the type of each field; of an optional one the type that it has if it is there."""
     hints = get_type_hints(kind)
     return {field.name: _present(hints[field.name]) for field in dataclasses.fields(kind)}
 

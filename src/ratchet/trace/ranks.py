@@ -231,7 +231,6 @@ def each_rank(folder: Path, faults: list[str]) -> Iterator[tuple[int, Path, Trac
 
 
 def read_ranks(folder: Path, ceilings: Rooflines | None = None) -> Ranks:
-    """Read and report every trace of a folder."""
     faults: list[str] = []
     reports = {
         rank: report_file(path, trace, ceilings) for rank, path, trace in each_rank(folder, faults)

@@ -95,8 +95,6 @@ class CatalogueDevice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalogue:
-    """All devices, by name."""
-
     devices: dict[str, CatalogueDevice]
 
     def __getitem__(self, name: str) -> CatalogueDevice:

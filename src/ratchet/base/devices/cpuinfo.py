@@ -108,7 +108,6 @@ def physical_cores(cpus: tuple[int, ...], root: Path = CPUS) -> int:
 
 
 def data_caches(cpus: tuple[int, ...], root: Path = CPUS) -> tuple[Cache, ...]:
-    """Return the data caches of these CPUs, innermost first."""
     sizes: dict[str, int] = {}
     shared: dict[str, set[str]] = {}
     for cpu in cpus:

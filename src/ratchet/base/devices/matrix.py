@@ -66,7 +66,6 @@ def simds_per_cu(isa: str) -> int:
 
 @functools.cache
 def load() -> tuple[MatrixInstruction, ...]:
-    """Every row of the shipped table."""
     text = resources.files("ratchet.base.devices").joinpath("data/mfma.csv").read_text("utf-8")
     return tuple(_instruction(row) for row in csv.DictReader(text.splitlines()))
 

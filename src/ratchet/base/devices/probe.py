@@ -50,7 +50,6 @@ class Origin:
 
 
 def fingerprint(device: Device) -> Origin:
-    """Return the fingerprint of this device and of the software in this process."""
     versions = software()
     return Origin(
         device=device.fingerprint,

@@ -41,7 +41,6 @@ class Usage:
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -77,7 +76,6 @@ class ExchangeBook:
         self._fingerprint = fingerprint
 
     def record(self, exchanges: Iterable[Exchange]) -> None:
-        """Append exchanges in one transaction."""
         stamp = {"at": utc_now(), **self._fingerprint}
         self._ledger.insert(schema.exchanges, [{**stamp, **asdict(one)} for one in exchanges])
 
@@ -106,7 +104,6 @@ class ExchangeBook:
         return found
 
     def runs(self) -> list[str]:
-        """Return the runs that have exchanges, the newest first."""
         table = schema.exchanges
         query = select(table.c.run).group_by(table.c.run).order_by(func.max(table.c.id).desc())
         return [str(row.run) for row in self._ledger.read(query)]

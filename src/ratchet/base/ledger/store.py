@@ -286,7 +286,6 @@ class Ledger:
         return [_as_turn(row) for row in self._rows(table, None, named, table.c.event == "started")]
 
     def result_of(self, turn: str) -> Payload | None:
-        """Return what a turn finished with; None if it did not."""
         table = schema.turns
         return self._newest(table, None, table.c.turn == turn, table.c.event == "finished")
 
@@ -432,7 +431,6 @@ class Ledger:
     # The only two operations on the database, for the ledger's other books too.
 
     def insert(self, table: Table, rows: Sequence[Mapping[str, object]]) -> None:
-        """Append rows in one transaction, all or none."""
         if not rows:
             return
         # The insert is the transaction's first statement, so it waits for another writer

@@ -184,8 +184,6 @@ OnSamples = Callable[[Sequence[Sample]], None]
 
 
 class _Comparison:
-    """The state of a running comparison."""
-
     def __init__(
         self, contest: Contest, settings: CompareSettings, on: OnProgress, keep: OnSamples
     ) -> None:

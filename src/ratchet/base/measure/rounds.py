@@ -111,8 +111,6 @@ def _check(arms: Sequence[Arm], rounds: int, fewest_arms: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenLaunch:
-    """A launch whose arms are warm."""
-
     arms: Sequence[Arm]
     rounds: int  # 0 if there is no time for any
     iterations: int | Mapping[str, int] = 1

@@ -213,7 +213,6 @@ def inherited(descriptor: int) -> Channel:
 
 
 def close_descriptors(descriptors: Sequence[int]) -> None:
-    """Close each descriptor that is still open."""
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)

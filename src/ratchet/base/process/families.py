@@ -56,7 +56,6 @@ class ProcessState:
 
 
 def prctl(option: int, value: int) -> None:
-    """Call prctl(2) in this process; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -153,7 +152,6 @@ def threads_below(root: int) -> int:
 
 
 def threads_of(uid: int) -> int:
-    """Return the number of threads that a user has now."""
     states = [read_state(pid) for pid in of_user(uid)]
     return sum(state.threads for state in states if state is not None)
 

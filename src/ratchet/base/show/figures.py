@@ -160,8 +160,6 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackRow:
-    """A named track with its marks, and a value beside it."""
-
     title: str
     value: str = ""
     marks: tuple[Mark, ...]

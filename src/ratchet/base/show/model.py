@@ -69,8 +69,6 @@ class Words(ReportBlock):
 
 @dataclass(frozen=True, slots=True)
 class Facts(ReportBlock):
-    """Named values."""
-
     rows: Sequence[tuple[str, Inline]]
 
 

@@ -51,7 +51,6 @@ def make_console() -> Console:
 
 
 def print_report(report: ResultReport, console: Console | None = None) -> None:
-    """Print a report; the console defaults to stdout."""
     out = console or make_console()
     if report.headline:
         out.print(Text(text_of(report.headline)))

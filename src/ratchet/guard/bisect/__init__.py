@@ -99,8 +99,6 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BisectResult:
-    """The answer, with what it rests on."""
-
     answer: BisectAnswer
     reason: str
     good: str

@@ -125,7 +125,6 @@ def _is_installed(file: Path, root: Path) -> bool:
 
 @cache
 def _record(packages: Path, project: str) -> frozenset[str]:
-    """Return the files of a project in a folder of packages."""
     found: set[str] = set()
     for record in packages.glob("*.dist-info/RECORD"):
         if _normal(record.parent.name.partition("-")[0]) == project:

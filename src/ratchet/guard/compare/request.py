@@ -162,8 +162,6 @@ def make_sides(request: CompareRequest) -> Iterator[Sides]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place and environment in which one side runs."""
-
     title: str
     folder: Path
     checkout: Checkout | None

@@ -46,7 +46,6 @@ class Incident:
 
     @property
     def worst(self) -> float:
-        """Return the largest relative change."""
         return max((abs(one.shift.change) for one in self.series), default=0.0)
 
     def shown(self, least: float, only: re.Pattern[str]) -> bool:

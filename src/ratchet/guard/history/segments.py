@@ -283,7 +283,6 @@ class ChangePointFinder:
 
 
 def change_points(values: FloatArray) -> list[ChangePoint]:
-    """Return the change points of a series of finite values."""
     finder = ChangePointFinder()
     finder.append(values)
     return finder.points()

@@ -237,7 +237,6 @@ def among_words(incident: Incident) -> str:
 def history_document(
     analysed: Sequence[AnalysedSeries], incidents: Sequence[Incident]
 ) -> dict[str, object]:
-    """Return the series with their changes and levels, and the incidents."""
     return {
         "incidents": [
             {

@@ -85,8 +85,6 @@ def owner_of(name: str, part: Part) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumericsResult:
-    """The answer: no divergence, or the first."""
-
     titles: tuple[str, str]
     divergence: Divergence | None
     not_finite: NonFiniteOp | None

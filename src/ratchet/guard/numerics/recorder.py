@@ -314,7 +314,6 @@ class NumericsRecorder:
         return said
 
     def losses(self, steps: int) -> list[float]:
-        """Train, and return the loss of each step."""
         step = self._build()
         return [float(step(batch_of(step.workload, index)).detach()) for index in range(steps)]
 

@@ -187,7 +187,6 @@ def _remove_old(out: Path, kept: Mapping[str, Report]) -> int:
 
 
 def site_report(written: SiteWritten) -> m.ResultReport:
-    """Describe a site that was written."""
     left = ", ".join(f"{count:,} {kind}" for kind, count in written.left_out.items())
     return m.ResultReport(
         headline=(

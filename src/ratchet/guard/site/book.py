@@ -82,8 +82,6 @@ class WrittenRecipe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Named:
-    """A kernel or a problem by its hash."""
-
     hash: str
     name: str
     id: int
@@ -134,7 +132,6 @@ class SiteBook:
             return _mapping(connection.execute(query).scalar())
 
     def verdicts(self) -> list[Judged]:
-        """Return every verdict, the newest first."""
         table = schema.verdicts
         names = ("id", "at", "device", "kernel_hash", "problem_hash", "status")
         return [
@@ -142,7 +139,6 @@ class SiteBook:
         ]
 
     def named(self, table: Table) -> dict[str, Named]:
-        """Return the kernels or problems by their hashes."""
         rows = self._read(table, table.c.hash, table.c.name, table.c.id)
         return {row.hash: Named(hash=row.hash, name=row.name, id=row.id) for row in rows}
 

@@ -58,7 +58,6 @@ class SiteFacts:
 
     @cached_property
     def names(self) -> Mapping[tuple[str, int], str]:
-        """The incident of each regression."""
         return names_of(self.incidents)
 
     @cached_property
@@ -102,7 +101,6 @@ class SiteFacts:
         return self.links.to("device", device, self.device_name(device))
 
     def series_link(self, key: str) -> m.Span:
-        """Return a series' name, linked to its page."""
         one = self.by_key.get(key)
         if one is None:
             return clipped(key)

@@ -295,7 +295,6 @@ def _commit_cells(
 
 
 def _recipes_by_device(facts: SiteFacts) -> m.ReportSection | None:
-    """Return the newest recipe of each workload on each device."""
     newest: dict[tuple[str, str], WrittenRecipe] = {}
     for one in facts.recipes.rows:
         newest.setdefault((one.workload, one.device), one)
@@ -382,8 +381,6 @@ def recipe_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
 
 
 def kernel_columns(facts: SiteFacts) -> tuple[m.Column, ...]:
-    """Return the columns of a kernel, by its hash."""
-
     def verdict(hash: str) -> m.Span | None:
         return verdict_cell(facts, next(iter(facts.by_kernel.get(hash, ())), None))
 
@@ -437,7 +434,6 @@ def _listing(
 
 
 def list_pages(facts: SiteFacts) -> Pages:
-    """Return every page that is a list, by its name."""
     every: dict[str, tuple[str, Sequence[Any], int, tuple[m.Column, ...]]] = {
         "series": ("Series", facts.series, facts.every_series, series_columns(facts)),
         "runs": ("Runs", facts.runs.rows, facts.runs.every, run_columns(facts)),

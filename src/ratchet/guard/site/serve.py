@@ -73,8 +73,6 @@ class FollowedSite:
 
 
 class SiteServer(ThreadingHTTPServer):
-    """A server of one site on this machine alone."""
-
     daemon_threads = True
     request_queue_size = 32
 

@@ -131,7 +131,6 @@ class SweepResult:
 
     @property
     def share(self) -> float | None:
-        """Return the share, of the types that train as written, that train with Ratchet."""
         written = [row for row in self.rows if row.status != "does not train as written"]
         return sum(row.trains for row in written) / len(written) if written else None
 

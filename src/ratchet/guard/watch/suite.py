@@ -133,8 +133,6 @@ WatchAnswer = Literal["slower", "faster", "not slower", "undecided", "no baselin
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkResult:
-    """One benchmark's answer."""
-
     name: str
     unit: str
     better: Better

@@ -86,7 +86,6 @@ def static_rank(verdict: Verdict, target: str) -> tuple[float, float, float]:
 
 
 def static_words(rank: tuple[float, float, float], target: str) -> str:
-    """Return a rank in words, for the reason of an answer."""
     bound_s, spills, lost = rank
     if bound_s == float("inf"):
         return f"emulated on {target}, and nothing is known of its time"

@@ -66,7 +66,6 @@ class ClusterFleet:
 
     @property
     def versions(self) -> Software:
-        """Return the software of the devices' kind."""
         return self._facts.software
 
     @property
@@ -75,7 +74,6 @@ class ClusterFleet:
         return tuple(sorted(set(self._spread.left_out.values())))
 
     def device(self, name: str) -> Device:
-        """Return the device of the chosen kind."""
         gpu = self._facts.gpu
         if name == "cpu" or (name == "auto" and gpu is None):
             return self._facts.cpu
@@ -158,7 +156,6 @@ class ClusterFleet:
             yield kernel, verdict
 
     def close(self) -> None:
-        """Leave the cluster."""
         self._cluster.close()
 
     def _reply(self, data: bytes) -> SeatReply:

@@ -301,7 +301,6 @@ def speedup_tiles(speedup: Speedups, confirmed: str = "") -> list[m.Tile]:
 
 
 def _samples(samples: Sequence[TimedSample]) -> m.ReportSection | None:
-    """Return one plot for each timed case."""
     cases = dict.fromkeys(sample.case for sample in samples)
     arms = dict.fromkeys(sample.arm for sample in samples)
     unknown = [arm for arm in arms if arm not in _ARMS]
@@ -350,12 +349,10 @@ def _input(spec: TensorSpec) -> str:
 
 
 def show_status(status: str) -> str:
-    """Format a status for people."""
     return status.replace("_", " ")
 
 
 def status_cell(status: str) -> m.Span:
-    """Format a status with its colour."""
     return m.Span(show_status(status), tone(status))
 
 
@@ -368,7 +365,6 @@ def tone(status: str) -> str:
 
 
 def show_speedup(ratio: Ratio) -> str:
-    """Format a ratio with its interval."""
     return f"{show_ratio(ratio.ratio)} ({show_interval(ratio.low, ratio.high)})"
 
 

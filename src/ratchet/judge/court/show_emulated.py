@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup
@@ -104,8 +104,11 @@ def _with_idle(own: Mapping[int, HeatRow], texts: Sequence[str]) -> list[HeatRow
     if not own:
         return []
     first, last = max(1, min(own) - AROUND), min(len(texts), max(own) + AROUND)
-    numbers = range(first, last + 1)
-    return [own.get(number) or _idle_row(str(number), texts[number - 1]) for number in numbers]
+    idle = HeatRow(place="", text="", cycles="", moved="", conflicts="", lanes_off="", heat=0.0)
+    return [
+        own.get(number) or replace(idle, place=str(number), text=texts[number - 1])
+        for number in range(first, last + 1)
+    ]
 
 
 def _source(row: HeatRow) -> Markup:
@@ -152,12 +155,6 @@ def _row(line: EmulatedLine, place: str, text: str, whole: Sequence[int]) -> Hea
         lanes_off=f"{line.lanes_off:.0%}",
         heat=min(1.0, max(shares)),
         assembly=tuple((one, f"{count:,}") for one, count in line.assembly),
-    )
-
-
-def _idle_row(place: str, text: str) -> HeatRow:
-    return HeatRow(
-        place=place, text=text, cycles="", moved="", conflicts="", lanes_off="", heat=0.0
     )
 
 

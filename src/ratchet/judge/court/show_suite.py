@@ -174,7 +174,6 @@ class SuiteProgress(MovingLine):
         super().__init__(self._words(), problems, BarColumn(bar_width=24), console=console)
 
     def show(self, row: SuiteRow) -> None:
-        """Show that one problem is done."""
         self._done += 1
         self.move(self._words(), self._done)
         against = row.speedup.vs_reference

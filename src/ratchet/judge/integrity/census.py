@@ -232,8 +232,6 @@ DEVICE_CHECK: Final = "own work on the GPU"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceCount:
-    """The work of one batch on the device."""
-
     kernels: Mapping[str, tuple[Count, Count]]  # Launches and nanoseconds by name, without copies
     elsewhere: Mapping[str, tuple[Count, Count]]
     """Those that ran on another stream than the current one."""

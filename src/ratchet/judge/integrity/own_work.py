@@ -383,7 +383,6 @@ class Watch:
         return ", ".join([*shown, *([f"{more} more"] if more > 0 else [])])
 
     def evidence(self) -> Evidence:
-        """Return the evidence of whose work it was."""
         passed = None if self._unseen and not self.failed else self.enough and not self.failed
         return Evidence(check=CHECK, passed=passed, detail=self._detail)
 

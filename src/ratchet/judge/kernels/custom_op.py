@@ -194,7 +194,6 @@ def on_meta(value: object) -> Any:
 
 
 def out_dtype_of(name: str, otherwise: torch.dtype) -> torch.dtype:
-    """Return the dtype called `name`, or `otherwise` if it is empty."""
     return OUT_DTYPES[name] or otherwise
 
 

@@ -110,7 +110,6 @@ def active() -> dict[str, Kernel]:
 
 
 def is_active(entry: str, device: str = "cpu") -> bool:
-    """Return whether a kernel serves this entry on a kind of device."""
     return (entry, device) in _serving
 
 

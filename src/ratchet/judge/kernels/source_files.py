@@ -41,8 +41,6 @@ _BEGIN: Final = re.compile(r"^(//|#) ratchet: place (.*)\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class CarriedFiles:
-    """The files that follow a source."""
-
     place: str = ""  # The folder of the kernel's own file, from the root
     texts: dict[str, str] = field(default_factory=dict)
     """Each file's text by its name from the root."""
@@ -139,7 +137,6 @@ class _FileSearch:
         self._top = [home, *home.parents][:HIGHEST][-1]
 
     def included(self, path: Path, text: str) -> Iterator[Path]:
-        """Yield the files that a text at `path` includes."""
         for quote, name in INCLUDE.findall(text):
             for folder in (path.parent, self._home):
                 one = Path(os.path.normpath(folder / name)).resolve()

@@ -53,8 +53,6 @@ class CardTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardCase:
-    """The forms of one visible case."""
-
     name: str
     tier: Tier
     timed: bool

@@ -157,7 +157,6 @@ def _raised(error: BaseException) -> str:
 
 
 def answer_in(descriptor: int, request: Message) -> None:
-    """Answer a request in this descriptor's file."""
     os.dup2(2, 1)
     found = answer(request)
     with os.fdopen(os.dup(descriptor), "w", encoding="utf-8") as file:

@@ -175,7 +175,7 @@ def structure_of(draws: Sequence[Tensor]) -> Structure:
     return Structure(
         zeros=low <= 0 <= high and bool(torch.stack([one == 0 for one in wide]).all(0).any()),
         symmetric=symmetric,
-        definite=symmetric and all(_is_definite(one) for one in wide),
+        definite=symmetric and all((torch.linalg.cholesky_ex(one).info == 0).all() for one in wide),
         sign=_sign(low, high, sum(map(Tensor.numel, wide))) if is_free else 0,
         normalised=normalised,
         log_normalised=logarithms,
@@ -234,11 +234,6 @@ def _is_symmetric(tensor: Tensor, close: float) -> bool:
         torch.allclose(one, one.mT, rtol=close, atol=close * float(one.abs().max()))
         for one in (corner, tensor)
     )
-
-
-def _is_definite(tensor: Tensor) -> bool:
-    """Return whether symmetric matrices have only positive eigenvalues."""
-    return bool((torch.linalg.cholesky_ex(tensor).info == 0).all())
 
 
 def _sign(low: float, high: float, count: int) -> int:

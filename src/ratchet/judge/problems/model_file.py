@@ -81,7 +81,6 @@ def source_module(text: str) -> types.ModuleType:
 
 
 def run_source(text: str) -> types.ModuleType:
-    """Run the text as a module, now."""
     filename = f"<{NAME}>"
     # Dataclasses look up their module; torch.compile and tracebacks look up the text of a line.
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)

@@ -84,7 +84,6 @@ class Cost:
     slow_s: float = 0.0  # Nominal seconds of one core for convolutions and sorting in float64
 
     def over(self, budget: Cost) -> float:
-        """Return the cost as a multiple of the budget."""
         return max(
             self.flops / budget.flops,
             self.bytes / budget.bytes,
@@ -396,7 +395,6 @@ class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return results
 
     def add(self, operator: object, args: Sequence[object], results: object) -> None:
-        """Count what an operator did."""
         raise NotImplementedError
 
 

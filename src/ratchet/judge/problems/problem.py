@@ -86,7 +86,6 @@ class Problem:
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """Return the tiers of the visible cases, the largest first."""
         there = {case.tier for case in self.cases if not case.hidden}
         return tuple(tier for tier in LARGEST_FIRST if tier in there)
 

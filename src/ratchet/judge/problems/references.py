@@ -32,7 +32,6 @@ def forward_flops(query: Any, key: Any, value: Any, *args: Any, out_val: Any, **
 def backward_flops(
     grad: Any, query: Any, key: Any, value: Any, *args: Any, out_val: Any, **kw: Any
 ) -> int:
-    """Return the operations of its backward, as `forward_flops`."""
     groups = _with_heads_of(query, key), _with_heads_of(query, value)
     return int(sdpa_backward_flop(grad.shape, query.shape, *groups))
 

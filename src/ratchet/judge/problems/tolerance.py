@@ -331,7 +331,6 @@ def coded(dtype: torch.dtype) -> bool:
 
 
 def same_form(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same shape and dtype."""
     return one.shape == other.shape and one.dtype == other.dtype
 
 

@@ -155,8 +155,6 @@ WAKES = (signal.SIGCHLD, signal.SIGTERM)  # The end of a child, and of the judge
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeeperOrders:
-    """Orders of the judge to a keeper."""
-
     judge: int  # The judge's process id
     folder: str  # The candidate's own folder, its working directory
     mark: tuple[str, str]

@@ -36,7 +36,6 @@ def fresh_uid() -> int | None:
 
 @functools.cache
 def has_capability(number: int) -> bool:
-    """Return True if this process has a capability (capabilities(7))."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("CapEff:"):
             return bool(int(line.split()[1], 16) >> number & 1)

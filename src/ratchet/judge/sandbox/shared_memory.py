@@ -108,7 +108,6 @@ class BatchLayout:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def places(self) -> list[tuple[int, int, int]]:
-        """Return the size, the slack and the base (0: anywhere) of each region."""
         bases = self.bases or [0] * len(self.region_bytes)
         return list(zip(self.region_bytes, self.slack_pages, bases, strict=True))
 
@@ -251,8 +250,6 @@ SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fc
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedFiles:
-    """The files of a folder, in sealed memory."""
-
     files: Sequence[tuple[str, int, int]]  # Name, time of change (ns) and bytes of each
     descriptor: int  # Their contents, one after another
 

@@ -240,7 +240,6 @@ def fixed_layout() -> tuple[str, ...]:
 
 
 def works(command: Sequence[str]) -> bool:
-    """Return True if a command succeeds in time."""
     try:
         done = subprocess.run(
             list(command),

@@ -84,7 +84,6 @@ class ArmProcess:
 
     @property
     def title(self) -> str:
-        """The arm's name in messages."""
         return self.spec.title or self.spec.name
 
     @property
@@ -191,7 +190,6 @@ class ArmProcess:
         self._send(**self._asked)
 
     def finish_call(self) -> Json:
-        """Return the answer to `begin_call`."""
         return self._answer()["value"]
 
     def pause(self) -> None:
@@ -290,12 +288,10 @@ class ArmProcess:
 
 
 def calling(method: str, **arguments: object) -> Message:
-    """Return the message that calls a method of an arm."""
     return {"do": "call", "method": method, "arguments": arguments}
 
 
 def running(iterations: int, *, timed: bool = True) -> Message:
-    """Return the message that runs steps of an arm."""
     return {"do": "run", "iterations": iterations, "timed": timed}
 
 

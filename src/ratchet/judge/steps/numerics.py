@@ -187,8 +187,6 @@ class LossCheck:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    """Norms and projections of one parameter."""
-
     name: str
     count: int
     reference_norm: float

@@ -193,7 +193,6 @@ class CandidateProcess:
         return self._is_ready and self._child.channel.has_answer
 
     def run_under(self, clock: Clock) -> None:
-        """Limit it by this clock from now on."""
         self._clock = clock
 
     def start_compiling(self, kernel: Kernel) -> None:

@@ -59,7 +59,6 @@ class KeptLibraries:
             total -= sizes[name]
 
     def close(self) -> None:
-        """Forget all libraries."""
         while self._found:
             os.close(self._found.popitem()[1])
 
@@ -249,8 +248,6 @@ LOOK_S: Final = 0.002
 
 @dataclass(slots=True)
 class _Running:
-    """One compiler at work."""
-
     library: Library
     process: CandidateProcess
     limit: WorkLimit

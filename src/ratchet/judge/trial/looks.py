@@ -144,7 +144,7 @@ def see_alone(
         if calls_of(rivalry, timing.case) == 1:
             shares.append(1.0)
             continue
-        together_s = _saved_s(timing)
+        together_s = median_s(timing, faster_reference(timing)) - median_s(timing, CANDIDATE)
         saved = _saved_alone_s(timing.case, rivalry, process, together_s)
         words = (
             f"on {timing.name} it saves {1e3 * together_s:.3g} ms a call where calls share a "
@@ -175,11 +175,6 @@ def kept_share(reference_s: float, together_s: float, alone_s: Sequence[float]) 
 def remains(alone_s: float, together_s: float) -> bool:
     """Return whether enough of the seconds saved in shared batches is saved by calls alone."""
     return alone_s >= KEPT_SHARE * together_s
-
-
-def _saved_s(timing: CaseTiming) -> float:
-    """Return the seconds that the kernel saves per call of a timed batch."""
-    return median_s(timing, faster_reference(timing)) - median_s(timing, CANDIDATE)
 
 
 def _saved_alone_s(

@@ -205,7 +205,6 @@ class _Worn:
         return self.opened.with_fewer_calls(len(dealt.handing), run, least=2)
 
     def _deal(self, index: int, place: int) -> _Coming:
-        """Deal a batch of a round."""
         ways = self.orders.next(ALIKE if is_cheap(self.opened, index) else 0)
         return _Coming(index, place, self.orders.deal(self._calls(index, BATCH), ways))
 
@@ -347,7 +346,6 @@ class _Worn:
 
 
 def is_cheap(opened: OpenProblem, index: int) -> bool:
-    """Return whether a case is small and quick."""
     facts = opened.cases[index]
     return facts.bytes <= CHEAP_BYTES and facts.time_s <= CHEAP_S
 

@@ -220,7 +220,6 @@ class Record:
     emulated: list[EmulatedCase] = field(default_factory=list)
 
     def note(self, check: str, detail: str, *, passed: bool | None = True) -> None:
-        """Add one line of evidence."""
         self.evidence.append(Evidence(check=check, passed=passed, detail=detail))
 
 

@@ -91,7 +91,6 @@ class ReferenceProcess:
         return _without_fault(*found)
 
     def forget_ahead(self) -> None:
-        """Forget what was asked ahead."""
         self._fetch(START_S)
         if self._fetched is not None:
             close_descriptors(self._fetched[1])
@@ -235,7 +234,6 @@ class _Forked:
         self._channel = Channel(ours, watch=self._watch)
 
     def close(self) -> None:
-        """End it and what it started."""
         families.end(self.pid, enclosed=True)
         self._fork.reap()
         close_descriptors([self._watch])
@@ -302,7 +300,6 @@ class RivalProcess(_Forked):
         return Timing(wall_time_s=wall_time_s, cpu_time_s=float(reply["cpu_time_s"]))
 
     def pause(self) -> None:
-        """Stop it and what it started."""
         if self._members and families.halt(self._members):
             self._stopped = self._members
             return

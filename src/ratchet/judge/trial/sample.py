@@ -313,7 +313,6 @@ def _work_s(time_s: float, round_trip_s: float) -> float:
 
 
 def _watched(plan: TimingPlan, batch_s: float, opened: OpenProblem) -> set[tuple[int, int]]:
-    """Draw launch and round of each batch that is sampled."""
     places = list(itertools.product(range(plan.launches), range(plan.rounds)))
     count = batches_to_watch(batch_s, len(opened.timed))
     return set(secrets.SystemRandom().sample(places, min(count, len(places))))

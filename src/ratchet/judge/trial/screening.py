@@ -121,7 +121,6 @@ class ScreeningRun:
 
     @property
     def is_over(self) -> bool:
-        """True if every answer is known."""
         return all(entrant.is_out for entrant in self._entrants)
 
     @property

@@ -320,7 +320,6 @@ class Entrant:
 
     @property
     def is_out(self) -> bool:
-        """True if its answer is known."""
         return self.status is not None
 
     @property

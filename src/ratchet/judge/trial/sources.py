@@ -143,6 +143,5 @@ def followed(kernel: Kernel, problem: Problem, case: Case | None = None) -> Kern
 
 
 def is_compiled_reference(kernel: Kernel, problem: Problem) -> bool:
-    """Return True if a kernel is torch.compile of the problem's own reference."""
     named = kernel.name == COMPILED  # cheap: its hash reads many files
     return named and kernel == built_in_kernel(problem, COMPILED)

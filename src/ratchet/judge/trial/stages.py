@@ -554,7 +554,6 @@ class KernelTrial:
         return ""
 
     def verdict(self, decided: Decided) -> Verdict:
-        """Return the verdict, with the evidence of all stages."""
         model, tiers = self._judged.model, self._judged.tiers
         return Verdict(
             status=decided.status,

@@ -154,7 +154,6 @@ class Driver:
         self._call("MemRelease", handle)
 
     def reserve(self, size_bytes: int) -> int:
-        """Reserve addresses without memory."""
         address = c_uint64()
         self._call("MemAddressReserve", ctypes.byref(address), size_bytes, 0, 0, 0)
         return address.value

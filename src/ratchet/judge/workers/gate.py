@@ -46,7 +46,6 @@ def gate(
 
 
 def elements(case: Case) -> int:
-    """Return the number of elements of a case's inputs."""
     return sum(math.prod(spec.shape) for spec in case.inputs)
 
 

@@ -230,7 +230,6 @@ class HeldProblem:
         return self._inputs(case, self._rng.getrandbits(48))
 
     def _inputs(self, case: Case, seed: int) -> list[Tensor]:
-        """Draw the inputs of a case on the device."""
         drawn = self._problem.build_inputs(case, seed, self._device.memory.device)
         return [self._device.place(one) for one in drawn]
 
@@ -472,7 +471,6 @@ class HeldProblem:
         return {"value": None}, []
 
     def close(self) -> None:
-        """Release all batches."""
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()

@@ -42,8 +42,6 @@ class RankBench:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelBench:
-    """A workload's figures on many ranks."""
-
     workload: str
     layout: str
     world: int

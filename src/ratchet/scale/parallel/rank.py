@@ -73,8 +73,6 @@ class ArmOnRank(msgspec.Struct, kw_only=True):
 
 
 class RankResult(msgspec.Struct, kw_only=True):
-    """One rank's figures."""
-
     rank: int
     host: str
     device: str

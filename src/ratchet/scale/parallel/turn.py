@@ -105,7 +105,6 @@ class ParallelTurn:
         return (self.speedup.answer if self.speedup is not None else None) or "undecided"
 
     def document(self) -> dict[str, object]:
-        """Return the JSON document of the turn."""
         plain = {
             name: getattr(self, name)
             for name in self.__slots__

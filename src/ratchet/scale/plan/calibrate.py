@@ -94,7 +94,6 @@ class MeasuredProduct:
 
     @property
     def flops(self) -> float:
-        """Return the operations of one call."""
         return 2.0 * self.rows * self.columns * self.inner
 
 

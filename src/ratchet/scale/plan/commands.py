@@ -157,7 +157,6 @@ def _torchrun(asked: PlanQuestion, plan: LayoutPlan, head: str) -> list[str]:
 
 
 def slurm(asked: PlanQuestion, plan: LayoutPlan) -> str:
-    """Return a script for sbatch."""
     cluster = asked.cluster
     return "\n".join(
         [

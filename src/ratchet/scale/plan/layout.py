@@ -79,7 +79,6 @@ class Layouts:
         return Layout(**values | {name: words[values[name]] for name, words in CHOICES.items()})
 
     def take(self, chosen: NDArray[np.bool_] | Integers) -> Layouts:
-        """Return those that `chosen` marks or numbers."""
         return Layouts(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
 
 
@@ -94,7 +93,6 @@ def columns(layouts: Iterable[Layout]) -> Layouts:
 
 
 def join(parts: Iterable[Layouts]) -> Layouts:
-    """Return several tables as one."""
     held = list(parts)
     return Layouts(
         **{

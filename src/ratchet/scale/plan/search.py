@@ -83,7 +83,6 @@ class Planned:
 
     @property
     def best(self) -> LayoutPlan:
-        """Return the fastest layout that fits."""
         return self.front[0]
 
 

@@ -91,7 +91,6 @@ class Shape:
 
     @property
     def moe_layers(self) -> int:
-        """Return the number of layers with experts."""
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
@@ -131,7 +130,6 @@ class Shape:
 
     @property
     def dense_parameters(self) -> int:
-        """Return the weights of one dense MLP."""
         return self.products * self.hidden * self.intermediate
 
     @property

@@ -239,7 +239,6 @@ def _rates(cluster: PlannedCluster) -> list[tuple[str, m.Inline]]:
 
 
 def plan_document(answer: Answered) -> dict[str, object]:
-    """Return the JSON document of `ratchet plan`."""
     found = answer.planned
     asked = found.asked
     return {

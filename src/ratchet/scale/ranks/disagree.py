@@ -60,7 +60,7 @@ def parting(job: Job, group: JobGroup, *, is_troubled: bool) -> Disagreement | N
         made = group.made(sequence)
         if len({id(call.what) for call in made.values()}) < 2:
             continue
-        if _hard(made):
+        if any(len({key(call) for call in made.values()} - {()}) > 1 for key in _keys(made)):
             return _first_soft(job, group, soft) or _differing(job, group, sequence, made)
         if len({site(call.what) for call in made.values()}) > 1:
             soft.append(sequence)
@@ -192,10 +192,6 @@ def _meet_again(group: JobGroup, sequence: int, sides: _Sides) -> bool:
     a, b = group.collectives[sides.odd[0]], group.collectives[sides.others[0]]
     both = [number for number in a if number > sequence and number in b]
     return any(site(a[number].what) == site(b[number].what) for number in both)
-
-
-def _hard(made: dict[int, CollectiveCall]) -> bool:
-    return any(len({key(call) for call in made.values()} - {()}) > 1 for key in _keys(made))
 
 
 def _operation(call: CollectiveCall) -> object:

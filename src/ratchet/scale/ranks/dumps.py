@@ -47,7 +47,6 @@ class Calling:
 
     @property
     def where(self) -> str:
-        """Return the line that called it."""
         return self.stack[0] if self.stack else "a line that was not recorded"
 
 
@@ -75,14 +74,11 @@ class DumpedGroup:
 
     @property
     def title(self) -> str:
-        """Return its name, with what its maker called it."""
         return f"{self.name} ({self.description})" if self.description else self.name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dump:
-    """All that one rank's dump holds."""
-
     path: Path
     rank: int
     version: str

@@ -64,7 +64,6 @@ class JobGroup:
         return sorted(n for n in set().union(*self.held) if n >= first)
 
     def made(self, sequence: int) -> dict[int, CollectiveCall]:
-        """Return the call with this number of each rank that holds it."""
         found = ((rank, own.get(sequence)) for rank, own in self.collectives.items())
         return {rank: call for rank, call in found if call is not None}
 
@@ -91,7 +90,6 @@ class Job:
 
     @cached_property
     def missing(self) -> tuple[int, ...]:
-        """Return the ranks of which there is no dump."""
         return tuple(rank for rank in self.world if rank not in self.dumps)
 
     @cached_property
@@ -111,7 +109,6 @@ class Habits:
 
     @staticmethod
     def of(job: Job) -> Habits:
-        """Return the habits of a job's ranks."""
         habits = Habits()
         for group in job.groups:
             counted = habits.followed[group.family]

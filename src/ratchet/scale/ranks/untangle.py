@@ -22,8 +22,6 @@ FRAMES: Final = 3  # Frames of a stack that a sentence holds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Untangled:
-    """Findings from the dumps of a job."""
-
     ranks: tuple[int, ...]
     missing_dumps: tuple[int, ...]  # Ranks that some dump names and that left none
     calls: int
@@ -165,7 +163,6 @@ class _Told:
         return weight, -len(source.waiting), stopped, str(source.nodes[0])
 
     def _with(self, one: Disagreement, source: Source) -> Disagreement:
-        """Return a finding with what waits for it."""
         own = {rank for kind, rank in source.nodes if kind == "rank"}
         lines = (
             []

@@ -73,8 +73,6 @@ class Source:
 
 @dataclass(kw_only=True, eq=False)
 class Waits:
-    """The graph of a job's waits."""
-
     job: Job
     meetings: list[Meeting]
     faults: list[tuple[Disagreement, tuple[JobGroup, ...]]]  # With the groups it is in

@@ -48,7 +48,6 @@ class Identity:
 
     @property
     def times(self) -> dict[str, int]:
-        """Return the parts by name, in order."""
         return dict(zip(PARTS, self.parts, strict=True))
 
     @property

@@ -80,8 +80,6 @@ class PathStretch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CriticalPath:
-    """The critical path of a trace's window."""
-
     window_is: str
     whole: PathWindow
     steps: tuple[PathWindow, ...]
@@ -104,7 +102,6 @@ def _stretches(**columns: NDArray[np.generic] | list[int] | int) -> Path:
 
 
 def _joined(parts: Sequence[Path]) -> Path:
-    """Join parts of a path in order of time."""
     path = np.concatenate(parts)
     return path[np.argsort(path["start"], kind="stable")]
 
@@ -227,7 +224,6 @@ def path_of(
 def _kinds(
     trace: Trace, communication: Bool, graph: Graph, edges: Index
 ) -> tuple[NDArray[np.uint8], Int32]:
-    """Return (kind, row of the trace) of each edge."""
     of_edge = {
         Edge.THREAD: "cpu", Edge.WORK: "compute", Edge.LAUNCH: "launch_delay",
         Edge.STREAM: "kernel_gap", Edge.SYNC: "sync", Edge.HANDOFF: "between_ops",

@@ -105,7 +105,6 @@ def _late(trace: Trace, links: Links, gaps: Spans) -> Spans:
 
 
 def launches(trace: Trace, links: Links) -> LaunchCost:
-    """Return the cost of launches and of small kernels."""
     rows = device_rows(trace, links)
     known = rows[links.launch[rows] >= 0]
     calls = links.launch[known]

@@ -95,7 +95,6 @@ def _at(
 
 
 def _phase(time: Int64, trace: Trace, links: Links) -> list[Category]:
-    """Return the phase that the CPU was in at each time."""
     is_op = trace.kind == Kind.OP
     optimizer = trace.named(_OPTIMIZER)[trace.text]
     optimizer &= np.isin(trace.kind, (Kind.OP, Kind.ANNOTATION))

@@ -108,7 +108,6 @@ class Owned:
         return ops.written(row)
 
     def place_of(self, owner: int) -> Place:
-        """Return the code around an owner."""
         if owner < 0:
             return Place("", "")
         ops, row = self._at(owner)

@@ -146,7 +146,6 @@ def _ramp(points: Int64, time: Int64) -> Int64:
 
 
 def _peaks(series: QueueSeries, edges: Int64) -> Int64:
-    """Return the longest queue of each bin."""
     standing = np.searchsorted(series.time, edges[:-1], side="right") - 1
     peak = np.where(standing >= 0, series.length[np.maximum(standing, 0)], 0)
     place = np.searchsorted(edges, series.time, side="right") - 1
@@ -157,8 +156,6 @@ def _peaks(series: QueueSeries, edges: Int64) -> Int64:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamRow:
-    """One stream of one device in the window."""
-
     device: int
     stream: int
     count: int

@@ -62,7 +62,6 @@ class RooflineRow:
 
     @property
     def intensity(self) -> float:
-        """FLOPs per byte."""
         return self.flops / self.size_bytes if self.size_bytes else 0.0
 
     @property

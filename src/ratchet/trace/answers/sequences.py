@@ -141,8 +141,6 @@ class _Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Occurrences:
-    """Equal stretches of one line."""
-
     under: Under
     name: str
     line: _Line

@@ -171,11 +171,9 @@ class Trace:
         return self.start + self.duration
 
     def rows(self, *kinds: Kind) -> NDArray[np.intp]:
-        """Return the rows of these kinds, in order of time."""
         return np.flatnonzero(np.isin(self.kind, kinds))
 
     def string(self, row: SupportsIndex) -> str:
-        """Return the name of the event in this row."""
         return self.strings[int(self.text[row])]
 
     def thread(self, lane: int) -> str:

@@ -94,11 +94,9 @@ class Gatherer:
         """False if all streams of a device may share one number: what overlaps is then right."""
 
     def note(self, what: str) -> None:
-        """Count one fault."""
         self.faults[what] += 1
 
     def add(self, events: Sequence[AnyEvent]) -> None:
-        """Take one piece."""
         work = [e for e in events if type(e) is WorkEvent or (type(e) is Event and e.ph == "X")]
         others = [e for e in events if not isinstance(e, _NO_OTHERS) and e.ph != "X"]
         if others:

@@ -211,7 +211,6 @@ class _Reader:
                 said[name] = sequence.texts.get(number(held), "")
 
     def lane(self, track: int) -> tuple[str, str]:
-        """Return the process and the thread of a track."""
         own = self.tracks[track]
         parent = self.tracks[own.parent] if own.parent != track else own
         thread = _THREAD.match(own.name)

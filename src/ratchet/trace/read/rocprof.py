@@ -133,7 +133,6 @@ def is_rocprof(path: Path) -> bool:
 
 
 def rocprof_runs(path: Path, note: Callable[[str], None]) -> list[RocprofRun]:
-    """Decode a file; msgspec.DecodeError if it is damaged."""
     return msgspec.json.decode(b"".join(unpack(path, note)), type=_File).runs
 
 
@@ -230,7 +229,6 @@ _PIECE = 100_000
 
 
 def is_database(path: Path) -> bool:
-    """Return whether a file is an SQLite database."""
     try:
         with path.open("rb") as file:
             return file.read(len(SQLITE)) == SQLITE
@@ -239,7 +237,6 @@ def is_database(path: Path) -> bool:
 
 
 def opened(path: Path) -> AbstractContextManager[sqlite3.Connection]:
-    """Open a database to read."""
     place = f"file:{quote(str(path.resolve()))}?mode=ro"
     return contextlib.closing(sqlite3.connect(place, uri=True))
 

@@ -136,7 +136,6 @@ def _bounds(path: Path) -> list[int]:
 
 
 def _start(path: Path, begin: int, end: int | None) -> subprocess.Popen[bytes]:
-    """Start a process that answers with one share."""
     arguments = [json.dumps(sys.path), os.fspath(path), str(begin), "" if end is None else str(end)]
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _CODE, *arguments],

@@ -52,8 +52,6 @@ class WorkArguments(Struct, frozen=True, gc=False):
 
 
 class MemoryArguments(Struct, frozen=True, gc=False):
-    """`args` of an allocation or a free."""
-
     device_type: Json = field(default=-1, name="Device Type")
     device_id: Json = field(default=-1, name="Device Id")
     address: Json = field(default=-1, name="Addr")
@@ -63,8 +61,6 @@ class MemoryArguments(Struct, frozen=True, gc=False):
 
 
 class Arguments(WorkArguments, frozen=True, gc=False):
-    """`args` of any event."""
-
     device_type: Json = field(default=-1, name="Device Type")
     device_id: Json = field(default=-1, name="Device Id")
     address: Json = field(default=-1, name="Addr")

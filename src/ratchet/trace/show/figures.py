@@ -233,7 +233,6 @@ def series_lanes(one: Report) -> Lanes | None:
 def _on_axis(
     length: int, rows: Sequence[LaneRow], steps: tuple[Tick, ...] = (), aligned: bool = True
 ) -> Lanes:
-    """Return lanes over an axis of `length` ns."""
     unit = common_unit([length * 1e-9])
     ticks = Scale(low=0.0, high=length * 1e-9).ticks(unit.show)
     return Lanes(rows=tuple(rows), ticks=ticks, unit=unit.name, steps=steps, aligned=aligned)

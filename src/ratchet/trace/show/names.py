@@ -67,7 +67,6 @@ class _Reader:
         return self._give_up()
 
     def _qualified(self) -> str:
-        """Return the last name of a qualified one."""
         text = ""
         while self.place < len(self.name) and not self._skip("E"):
             if any(self._skip(one) for one in ("K", "V", "St")) or self._take(_REPEATED):
@@ -295,6 +294,5 @@ def short_line(line: str) -> str:
 
 
 def last_modules(path: str) -> str:
-    """Return the two innermost modules of a path."""
     names = path.split(" > ")
     return " > ".join(names) if len(names) <= 2 else f"… {' > '.join(names[-2:])}"

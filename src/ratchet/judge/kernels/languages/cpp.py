@@ -129,7 +129,6 @@ def cache_key(compiler: Path, *parts: str) -> str:
 
 
 def is_gcc(compiler: Path) -> bool:
-    """Return whether a compiler identifies itself as GCC."""
     words = _compiler_identity(compiler).partition("\n")[2]
     return "clang" not in words and ("g++" in words or "GCC" in words)
 

@@ -354,7 +354,8 @@ class _Differentiable(torch.autograd.Function):
         if gradients is None:  # a second backward (retain_graph): the first returned its tensors
             below = torch.ops.ratchet.linear_cross_entropy_gradients
             gradients = below(x, weight, bias, target, *ctx.rest)[1:]
-        if not _is_one(grad):
+        # Where a graph is traced, nobody knows that the multiplication can be skipped.
+        if type(grad) is not Tensor or torch.compiler.is_compiling() or float(grad) != 1.0:
             gradients = tuple((each * grad).to(each.dtype) for each in gradients)
         dx, dweight, dbias = gradients
         wanted = ctx.needs_input_grad
@@ -364,11 +365,6 @@ class _Differentiable(torch.autograd.Function):
             dbias if ctx.has_bias and wanted[2] else None,
             *(None,) * (1 + len(ctx.rest)),
         )
-
-
-def _is_one(grad: Tensor) -> bool:
-    """Return whether the multiplication can be skipped; a traced graph cannot know."""
-    return type(grad) is Tensor and not torch.compiler.is_compiling() and float(grad) == 1.0
 
 
 def _autograd(

@@ -47,7 +47,6 @@ class Variant:
 
     @property
     def path(self) -> Path:
-        """The source's file."""
         folder, ending = ("csrc", "cpp") if self.language == "cpp" else ("triton", "py")
         return _HERE / folder / f"{self.file}.{ending}"
 

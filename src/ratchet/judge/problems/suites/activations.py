@@ -123,7 +123,6 @@ def _dropped(rows: int, width: int) -> tuple[TensorSpec, ...]:
 
 
 def activation_problems() -> tuple[Problem, ...]:
-    """Return every activation, forward and backward."""
     plain = ("gelu", "gelu_tanh", "silu", "squared_relu", "mish", "softplus", "hard_swish")
     half = partial(real, dtype="bfloat16")
     forms = [_elements(name) for name in plain]
@@ -226,7 +225,6 @@ def _heads(batch: int, length: int, heads: int, width: int) -> tuple[TensorSpec,
 
 
 def normalisation_problems() -> tuple[Problem, ...]:
-    """Return every normalisation, forward and backward."""
     rows = _norm_form(name="l2_normalise", make=lambda rows, width: (real(rows, width),))
     weights = _norm_form(
         name="weight_norm",

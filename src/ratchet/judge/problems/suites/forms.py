@@ -147,7 +147,6 @@ def _varied(
 
 
 def real(*shape: int, dtype: str = "float32", **more: Any) -> TensorSpec:
-    """Return an input of real numbers."""
     return TensorSpec(shape=shape, dtype=dtype, **more)
 
 

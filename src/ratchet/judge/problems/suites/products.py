@@ -208,7 +208,6 @@ def _pointwise_kept(batch: int, channels: int, side: int) -> tuple[TensorSpec, .
 
 
 def convolution_problems() -> tuple[Problem, ...]:
-    """Return every convolution, forward and backward."""
     forms = paired(
         [
             _convolution_form(

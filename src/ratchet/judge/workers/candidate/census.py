@@ -402,7 +402,6 @@ class DeviceCensus:
         return codes
 
     def as_json(self) -> Message:
-        """Return the counts, by the names of `DeviceCount`."""
         return count(self._events, self._allocated)
 
     def _touch(self) -> None:

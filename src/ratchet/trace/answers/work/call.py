@@ -194,7 +194,6 @@ def parse_shapes(text: str) -> list[Json]:
 
 
 def shape_of(entry: Json) -> Shape | None:
-    """Return a shape; None if the entry is none."""
     whole = isinstance(entry, list) and all(isinstance(n, int) and n >= 0 for n in entry)
     return tuple(entry) if whole else None
 

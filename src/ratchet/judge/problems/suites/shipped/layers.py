@@ -144,7 +144,6 @@ def layer_norm_problems(shapes: WorkloadShapes) -> tuple[Problem, ...]:
 
 
 def _problem(shapes: WorkloadShapes, entry: str, eps: float, *, bias: bool) -> Problem:
-    """Return an entry's problem."""
     forward = entry.endswith("forward")
     row_count = (1 if forward else 2) + entry.startswith("add")
 
