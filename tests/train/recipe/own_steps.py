@@ -299,6 +299,21 @@ def closure() -> Script:
     return Script(model, optimizer, step, only_a_batch)
 
 
+def evaluates() -> Script:
+    model = net()
+    optimizer = adamw(model)
+
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(model, x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.inference_mode():  # of which torch traces no slice
+            return loss.detach() + x[:, :4].argmax(1).float().mean()
+
+    return Script(model, optimizer, step, only_a_batch)
+
+
 class Descent(torch.optim.Optimizer):
     """An optimizer of one's own whose step takes no closure."""
 

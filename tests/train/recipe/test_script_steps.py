@@ -103,7 +103,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 WHOLE = ("plain", "sets_the_rate", "told_when_to_update", "own_optimizer", "subclass")
 WHOLE += ("two_optimizers", "noise_and_an_average", "recomputes", "recomputes_reentrantly")
 WHOLE += ("scales_and_varies", "takes_numbers", "scale_as_a_tensor")
-DIFFERENTIATED = ("plain", "gan", "keeps_its_graph")
+DIFFERENTIATED = ("plain", "gan", "keeps_its_graph", "evaluates")
 """Steps whose graphs torch differentiates here too: backward passes may not share a graph."""
 ONE_BY_ONE = {
     "rate_as_an_argument": "a number among its arguments changes; to have the whole step compiled, "
@@ -114,10 +114,11 @@ ONE_BY_ONE = {
     "keeps_losses": "a number that it keeps (losses.0)",
     "keeps_tensors": "keeps recompiling for inputs of the same shapes",
     "accumulates_in_a_loop": "two backward passes",
-    "gan": "two backward passes",
+    "gan": "only 2 Sequential, because it runs two backward passes",
     "keeps_its_graph": "two backward passes",
     "noise": "draws random numbers outside of its modules",
     "closure": "gives its optimizer a closure",
+    "evaluates": "enters torch.inference_mode",
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -292,7 +293,8 @@ class CompiledStep:
 
     def _tell_of_modules(self, why: str, remedy: str = "") -> None:
         assert self._seen is not None
-        names = [type(one).__name__ for one in self._seen.modules if not recurrent_in(one)]
+        found = Counter(type(one).__name__ for one in self._seen.modules if not recurrent_in(one))
+        names = [name if count == 1 else f"{count} {name}" for name, count in found.items()]
         parts = f"of it only {', '.join(names)}" if names else "nothing of it"
         lost = ""
         if "linear_cross_entropy" in self._config.kernels:

@@ -32,6 +32,7 @@ class Seen:
     twice: bool = False
     """True if the graph of a backward pass was itself made differentiable (`create_graph`)."""
     closure: bool = False  # True if an optimizer's step was given a closure
+    inference: bool = False  # True if the step entered `torch.inference_mode`
     optimizers: list[Optimizer] = field(default_factory=list)  # The optimizers that stepped
     modules: list[nn.Module] = field(default_factory=list)
     """The modules with parameters that the step called and no other module did."""
@@ -50,6 +51,8 @@ class Seen:
         """Return why the step cannot be compiled as a whole, as a clause; empty if it can."""
         if self.closure:
             return "it gives its optimizer a closure"
+        if self.inference:  # torch cannot trace a slice of a tensor from outside of it
+            return "it enters torch.inference_mode (torch.no_grad could be compiled)"
         if self.backwards != 1:
             count = {0: "no backward pass", 2: "two backward passes"}
             return f"it runs {count.get(self.backwards, f'{self.backwards} backward passes')}"
@@ -81,7 +84,7 @@ def watch(
     seen = Seen(loses_gradient=loses_gradient(step))
     blocks = find_blocks(recomputed) if recomputed is not None else []
     kept, before = [kept_state(block) for block in blocks], numbers(step)
-    with _backwards(seen), _optimizers(seen), _modules(seen):
+    with _backwards(seen), _optimizers(seen), _inference(seen), _modules(seen):
         result = step(*arguments, **named)
     after = numbers(step)
     seen.numbers = [name for name, value in after.items() if before.get(name) != value]
@@ -155,6 +158,22 @@ def _optimizers(seen: Seen) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def _inference(seen: Seen) -> Iterator[None]:
+    """Note whether this thread enters `torch.inference_mode`."""
+    mine, real = threading.get_ident(), torch.inference_mode.__enter__
+
+    def enter(self: torch.inference_mode) -> None:
+        seen.inference |= threading.get_ident() == mine and self.mode
+        real(self)
+
+    torch.inference_mode.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.inference_mode.__enter__ = real  # type: ignore[method-assign]
 
 
 @contextmanager
