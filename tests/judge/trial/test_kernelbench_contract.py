@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 
 from ratchet.base.errors import KernelError
 from ratchet.judge.api import as_kernel, as_problem, check_texts
-from ratchet.judge.problems.model_state import StatefulCall, digest
+from ratchet.judge.problems.model_state import FormError, StatefulCall, digest
 from ratchet.judge.sandbox import accelerator
 from ratchet.judge.terms import Terms
 from ratchet.judge.trial.kernel_trial import KernelJudge, why_no_kernels
@@ -355,6 +356,20 @@ def test_a_model_may_have_a_state_where_the_problem_has_none() -> None:
     assert call.unplaced == []
     (found,) = call(torch.ones(2), ())
     assert torch.equal(found, Two()(torch.ones(2)))
+
+
+class InATuple(Two):
+    def forward(self, x: torch.Tensor) -> Any:
+        return [super().forward(x)]
+
+
+def test_a_tensor_and_a_tuple_of_one_are_two_results() -> None:
+    for model in (Two(), InATuple()):
+        alone = type(model) is Two
+        (found,) = StatefulCall(model, [], [None], (), [], alone=alone)(torch.ones(2), ())
+        assert torch.equal(found, Two()(torch.ones(2)))
+        with pytest.raises(FormError, match="tensor by itself" if alone else "a tuple or a list"):
+            StatefulCall(model, [], [None], (), [], alone=not alone)(torch.ones(2), ())
 
 
 def test_a_reference_must_have_exactly_the_state() -> None:

@@ -66,6 +66,7 @@ DISTRIBUTIONS: Final = (
     "from_file_large",
     "from_file_heavy_tailed",
     "from_file_uneven",
+    "from_file_zero_rows",
     "state",
 )
 """`outliers` plants a few values of 1000, and `specials` inf, -inf and NaN, for references that
@@ -179,6 +180,8 @@ class ModelForm:
     """The digest of each part's first values, drawn by the constructor under WEIGHTS_SEED."""
     shrunk: tuple[SizeChange, ...] = ()
     """The sizes of the file that `--scale` changed; those that a kernel's file repeats follow."""
+    alone: bool | None = None
+    """True if the model returns a tensor by itself, False if in a tuple; None if it may vary."""
     frozen: bool = False
     """True if the state keeps the values that the model's constructor draws under one seed."""
 

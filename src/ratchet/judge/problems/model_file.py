@@ -267,12 +267,21 @@ def _uneven(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return tensor
 
 
+def _zero_rows(tensor: Tensor, _: torch.Generator) -> Tensor:
+    """Make a quarter of the rows and of the columns zero: the same in each draw and each input."""
+    tensor = tensor.clone()
+    for dimension in range(min(tensor.dim(), 2)):
+        tensor.movedim(dimension, 0)[1::4] = 0.0
+    return tensor
+
+
 _VARIED: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "from_file_signed": _signed,
     "from_file_shifted": lambda tensor, _: tensor + 2.0,
     "from_file_large": lambda tensor, _: tensor * 32.0,
     "from_file_heavy_tailed": _heavy_tailed,
     "from_file_uneven": _uneven,
+    "from_file_zero_rows": _zero_rows,
 }
 
 

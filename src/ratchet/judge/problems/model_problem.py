@@ -1,15 +1,17 @@
 """Conversion of a KernelBench file to a problem. It runs the file: use it in workers only.
 
 The problem has the case that the file itself draws, and hidden ones: the same inputs with random
-signs, shifted, large, with heavy tails, with small rows and columns, and with fewer rows. A hidden
-case is left out if the model rejects it or its answer is not finite. All keep the structure that
-every draw of an input shows (`input_structure`).
+signs, shifted, large, with heavy tails, with small rows and columns, with zero ones, and with fewer
+rows. A hidden case is left out if the model rejects it, if its answer is not finite, or if zeros
+leave it open which of equal values is chosen. All keep the structure that every draw of an input
+shows (`input_structure`).
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import re
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -41,7 +43,13 @@ SMALL_SEEDS = range(13, 75)
 FEW_ELEMENTS, MOST_ELEMENTS = 64, 1 << 22
 """Elements of a small input, and those that all further draws may have."""
 ROOM_REMEDY = "make the sizes in its file smaller"
-VARIATIONS = ("signed", "shifted", "large", "heavy_tailed", "uneven")
+ZEROS = "zero_rows"
+VARIATIONS = ("signed", "shifted", "large", "heavy_tailed", "uneven", ZEROS)
+NEARLY_ZERO = 1e-30
+CHOOSES = re.compile(
+    r"sort|topk|argm|(max|min|median|mode|kthvalue)\.dim|cumm|max_pool|unique|svd|_qr|eig|lstsq"
+)
+"""Torch's operators that choose among equal values, or among bases."""
 
 
 def model_problem(
@@ -70,7 +78,7 @@ def model_problem(
     )
     with torch.no_grad():
         problem = _deterministic(problem)
-        _check_shapes(problem)
+        problem = replace(problem, model=_with_result(problem))
         given = problem.load_reference(), [case], problem.build_inputs
         inert = inert_input(*given, first=len(form.state))
         if inert is not None:
@@ -236,8 +244,11 @@ def _deterministic(problem: Problem) -> Problem:
     raise KernelError(f"it is nondeterministic: {_randomness(still)}")
 
 
-def _check_shapes(problem: Problem) -> None:
-    """Raise KernelError if the shapes of the outputs depend on values that a draw may change."""
+def _with_result(problem: Problem) -> ModelForm:
+    """Return the model's form with that of its result.
+
+    Raises KernelError if the shapes of the outputs depend on values that a draw may change.
+    """
     assert problem.model is not None
     file, state = model_of(problem.text, problem.model), len(problem.model.state)
     one, other = (file.draw(problem.cases[0], seed) for seed in (2, 3))
@@ -248,16 +259,18 @@ def _check_shapes(problem: Problem) -> None:
     call = file.call(seed=3)
     with seeded(3), file.on_this_machine():
         right = call(*one, ())
+        form = replace(problem.model, alone=call.alone)
         try:
             answer = call(*filled, ())
         except Exception:  # the reference does not take equal values
-            return
+            return form
     shapes = [[tuple(tensor.shape) for tensor in outputs] for outputs in (right, answer)]
     if shapes[0] != shapes[1]:
         raise KernelError(
             "the shapes of its outputs depend on the values of its inputs: return tensors whose "
             "shapes follow from those of the inputs"
         )
+    return form if call.alone == form.alone else problem.model
 
 
 def _randomness(problem: Problem) -> str:
@@ -313,7 +326,8 @@ def _hidden_cases(file: ModelFile, form: ModelForm, given: Case) -> list[Case]:
     cases = [_varied(given, form, variation) for variation in VARIATIONS]
     fewer = _fewer_rows(given, form)
     candidates = [one for one in (*cases, fewer) if one is not None]
-    return [case for case in candidates if _is_sound(file, case)]
+    sound = (case for case in candidates if _is_sound(file, case))
+    return [case for case in sound if case.name != ZEROS or _is_settled(file, case)]
 
 
 def _varied(given: Case, form: ModelForm, variation: str) -> Case | None:
@@ -335,7 +349,9 @@ def _may_vary(spec: TensorSpec, structure: Structure, variation: str) -> bool:
     """Return whether an input's structure allows this variation."""
     if not getattr(torch, spec.dtype).is_floating_point or structure.codes:
         return False
-    if variation == "uneven" and (structure.sign or structure.symmetric):
+    if variation in ("uneven", ZEROS) and (structure.sign or structure.symmetric):
+        return False
+    if variation == ZEROS and structure.normalised is not None:
         return False
     return variation == "large" or not structure.definite  # only a factor keeps it
 
@@ -353,6 +369,27 @@ def _fewer_rows(given: Case, form: ModelForm) -> Case | None:
     (number,) = rows
     fewer = [replace(spec, shape=(number // 2 + 1, *spec.shape[1:])) for spec in inputs]
     return Case(name="fewer rows", inputs=(*given.inputs[:count], *fewer), hidden=True)
+
+
+def _is_settled(file: ModelFile, case: Case) -> bool:
+    """Return whether zeros leave one answer: nothing is chosen, or values near zero give it too."""
+    tensors = file.draw(case, 8)
+    try:
+        with model_scale.Names() as ran:
+            answers = file.reference(*tensors, ())
+    except Exception:  # the model cannot be watched
+        return False
+    if not any(map(CHOOSES.search, ran.found)):
+        return True
+    signs = torch.Generator().manual_seed(8)
+    near = [
+        torch.where(one == 0, torch.randn(one.shape, generator=signs) * NEARLY_ZERO, one)
+        if spec.distribution.endswith(ZEROS)
+        else one
+        for one, spec in zip(tensors, case.inputs, strict=True)
+    ]
+    pairs = zip(answers, file.reference(*near, ()), strict=True)
+    return all(torch.allclose(one.double(), two.double(), rtol=CLOSE) for one, two in pairs)
 
 
 def _is_sound(file: ModelFile, case: Case) -> bool:

@@ -431,5 +431,16 @@ class _SlowWork(_Counted):  # type: ignore[no-untyped-call]
             self.total_s += SORTED_S * args[0].numel()
 
 
+class Names(_Counted):  # type: ignore[no-untyped-call]
+    """A mode that keeps the names of all operators."""
+
+    def __init__(self) -> None:
+        super().__init__(math.inf)
+        self.found: set[str] = set()
+
+    def add(self, operator: object, args: Sequence[object], results: object) -> None:
+        self.found.add(str(operator))
+
+
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()

@@ -25,6 +25,10 @@ Alias = tuple[int, Tensor, tuple[int, ...], tuple[int, ...], int]
 """The number of a part of the state, a view of it, and the view's shape, strides and offset."""
 
 
+class FormError(KernelError):
+    """The entry returned a result of the wrong form."""
+
+
 class StatefulCall:
     """A model as a function of its state and its tensor inputs; returns a tuple of tensors.
 
@@ -43,8 +47,10 @@ class StatefulCall:
         *,
         frozen: bool = False,
         drawn: Sequence[str] = (),
+        alone: bool | None = None,
     ) -> None:
         """Bind a model. `attributes` are the state's plain attributes, set if the model has them.
+        With `alone`, a call raises a FormError unless it returns a tensor by itself, or a tuple.
 
         With `forms`, the shape and dtype of each part of the state, the model is another that must
         only behave the same: see `own_names`. Without, raises a KernelError if a part has no place.
@@ -75,13 +81,20 @@ class StatefulCall:
             if name in position and _memory(getattr(owner, last)) not in held
         ]
         self.state_parts = len(state)
+        self.alone, self._wanted = True, alone  # True if the last call returned a lone tensor
         self._frozen = frozen
         self._arguments = [
             None if literal is None else (ast.literal_eval(literal),) for literal in arguments
         ]
 
     def __call__(self, *given: Any) -> tuple[Tensor, ...]:
-        return flatten(self.model(*self._set(given)))
+        found = self.model(*self._set(given))
+        self.alone = isinstance(found, Tensor)
+        if self._wanted not in (None, self.alone):
+            ways = ("a tuple or a list", "a tensor by itself")
+            told = f"{ways[self.alone]}, and the reference's {ways[not self.alone]}"
+            raise FormError(f"the model's result is {told}")
+        return flatten(found)
 
     def in_other_mode(self, *given: Any) -> tuple[Tensor, ...]:
         """Call the model in evaluation mode if it is in training mode, and the reverse."""

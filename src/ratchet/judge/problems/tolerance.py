@@ -247,9 +247,13 @@ class Tolerance:
             passed=element <= 1.0 and norm <= 1.0,
             element_ratio=element,
             norm_ratio=norm,
-            detail=f"largest error {error.largest:.3g}, {element:.2f} times the bound; "
-            f"in norm {norm:.2f}",
+            detail=f"largest error {error.largest:.3g}, {_times(element)} times the bound; "
+            f"in norm {_times(norm)}",
         )
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}" if factor < 1e4 else f"{factor:.3g}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

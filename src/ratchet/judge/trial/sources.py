@@ -114,6 +114,7 @@ def runnable(
         "training": form.training,
         "drawn": form.drawn,
         "frozen": form.frozen,
+        "alone": form.alone,
     }
     if device is not None:
         given["device"] = device

@@ -31,11 +31,13 @@ def load_model(
     device: str | None = None,
     drawn: Sequence[str] = (),
     frozen: bool = False,
+    alone: bool | None = None,
 ) -> Callable[..., tuple[Tensor, ...]]:
     """Return the model of a source as f(*state, *inputs, scalars), built on `device`.
 
     `state` gives name, shape and dtype of each part of the state, `attributes` the names of its
     plain attributes, and `drawn` the digests of the values that the reference's constructor drew.
+    `alone` is that of the problem's form.
     With `warm_up`, shape and dtype of each tensor input, the model is called once on zeros. If it
     is `frozen`, its weights are bound once.
 
@@ -56,7 +58,9 @@ def load_model(
     with torch.no_grad():
         forms = [(tuple(shape), getattr(torch, dtype)) for _, shape, dtype in state]
         names = [name for name, _, _ in state]
-        call = StatefulCall(model, names, arguments, attributes, forms, frozen=frozen, drawn=drawn)
+        call = StatefulCall(
+            model, names, arguments, attributes, forms, frozen=frozen, drawn=drawn, alone=alone
+        )
         if warm_up:
             own = {**plain_tensors(model), **model.state_dict()}
             held = [own[name].clone() for name, _, _ in state]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ratchet.base.errors import KernelError
+from ratchet.judge.problems.model_state import FormError
 from ratchet.judge.sandbox.shared_memory import span
 
 MOST_GAPS: Final = 2
@@ -37,10 +38,6 @@ class EmulatedLaunches:
 
 
 EMULATED: Final = EmulatedLaunches()
-
-
-class FormError(KernelError):
-    """The entry returned a result of the wrong form."""
 
 
 class DeclinedCase(KernelError):
