@@ -105,6 +105,22 @@ def test_an_asv_folder_with_parameters_and_failures(tmp_path: Path) -> None:
     assert (second.benchmark, second.value) == ("a.NaN", 2.0)
 
 
+def test_an_asv_folder_of_version_1(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "benchmarks.json").write_text('{"a.time_x": {"unit": "seconds"}, "version": 1}')
+    (tmp_path / "m" / "abc-py2.7-numpy.json").write_text(
+        '{"commit_hash": "abc", "date": 1418852870000, "version": 1, "results": {'
+        '"a.time_x": 0.5, "b": null, "c": {"params": [["1", "2"]], "result": [3.0, null], '
+        '"stats": [{"ci_99": [2.5, 3.5], "q_25": 2.9}, null]}}}'
+    )
+    told: list[str] = []
+    plain, parameters = read_results(tmp_path, ImportDefaults(), told.append)
+    assert (plain.value, plain.unit, plain.low, plain.software) == (0.5, "s", None, "py2.7-numpy")
+    assert (parameters.benchmark, parameters.value) == ("c(1)", 3.0)
+    assert (parameters.low, parameters.high) == (2.5, 3.5)
+    assert told == ["b: it failed at abc", "c(2): it failed at abc"]
+
+
 def test_google_benchmark_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "g.json"
     assert write_results(path, rows(noisy(2, count=4))).results == 1

@@ -278,5 +278,8 @@ def test_slices_of_other_programs_are_no_idle_gpu(tmp_path: Path) -> None:
     named = {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}}
     with pytest.raises(TraceError, match=r"copy for Chrome.*: give the \.xplane\.pb beside it"):
         read(mt.write(tmp_path / "host.trace.json", [named, *slices]))
+    first = [slices[0] | {"args": {"BeginNs": "27380000"}}]
+    with pytest.raises(TraceError, match=r"first rocprof.*record it with rocprofv3"):
+        read(mt.write(tmp_path / "results.json", first))
     marked = mt.write(tmp_path / "marks.json", [mt.step(1, 0, 60)])
     assert headline(report(read(marked))).startswith("60.0 µs without an operator or a kernel")

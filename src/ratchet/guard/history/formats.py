@@ -32,7 +32,8 @@ from ratchet.guard.history.json_files import LeftOut, read_json, write_google
 
 # An asv results folder: `benchmarks.json`, and for each machine a file per commit.
 #
-# The layout is asv's "Benchmark suite layout and file formats", version 2 of its results files.
+# The layout is asv's "Benchmark suite layout and file formats": version 2 of its results files has
+# a row of columns for each benchmark, version 1 (before asv 0.5) a value or an object.
 
 Decoded = TypeVar("Decoded")
 _UNITS = {"seconds": "s", "bytes": "B"}
@@ -43,8 +44,8 @@ class AsvResults(msgspec.Struct, kw_only=True):
 
     commit_hash: str
     date: float  # Unix time in milliseconds
-    result_columns: list[str]
-    results: dict[str, list[object]]
+    result_columns: list[str] = []
+    results: dict[str, object]
     env_name: str = ""
     python: str = ""
     requirements: dict[str, str | None] = {}
@@ -159,16 +160,15 @@ def _asv_names(rows: Iterable[Observation]) -> dict[str, str]:
 
 def _of_file(path: Path, units: dict[str, str], left_out: LeftOut) -> Iterator[Observation]:
     found = _decoded(path, AsvResults)
-    at = {name: place for place, name in enumerate(found.result_columns)}
-    if "result" not in at:
-        raise HistoryError(f"{path} has no column 'result': export it with asv 0.5 or later")
+    if found.version > 1 and "result" not in found.result_columns:
+        raise HistoryError(f"{path} has no column 'result': write it again with asv")
     machine = str(found.params.get("machine") or path.parent.name)
     environment = found.env_name or path.stem.partition("-")[2]
     for name, row in found.results.items():
-        values = _listed(_cell(row, at, "result"))
-        params = _cell(row, at, "params") or []
-        combinations = _combinations(params, path)
-        lows, highs = (_listed(_cell(row, at, f"stats_ci_99_{end}")) for end in "ab")
+        cells = _cells(row, found.result_columns)
+        values = _listed(cells.get("result"))
+        combinations = _combinations(cells.get("params") or [], path)
+        lows, highs = (_listed(cells.get(f"stats_ci_99_{end}")) for end in "ab")
         for place, value in enumerate(values):
             which = combinations[place] if place < len(combinations) else str(place)
             benchmark = f"{name}({which})" if which else name
@@ -216,9 +216,17 @@ def _decoded(path: Path, kind: type[Decoded]) -> Decoded:
         raise HistoryError(f"{path} is not a file of asv results: {error}") from error
 
 
-def _cell(row: list[object], at: dict[str, int], name: str) -> object:
-    place = at.get(name, len(row))
-    return row[place] if place < len(row) else None
+def _cells(row: object, columns: Sequence[str]) -> dict[str, object]:
+    """Return a benchmark's columns, of version 1 under version 2's names."""
+    if isinstance(row, list):
+        return dict(zip(columns, row, strict=False))
+    if not isinstance(row, dict):
+        return {"result": row}
+    stats = [
+        one.get("ci_99") if isinstance(one, dict) else None for one in _listed(row.get("stats"))
+    ]
+    ends = [one if isinstance(one, list) and len(one) == 2 else (None, None) for one in stats]
+    return {**row, "stats_ci_99_a": [a for a, _ in ends], "stats_ci_99_b": [b for _, b in ends]}
 
 
 def _listed(cell: object) -> list[object]:
