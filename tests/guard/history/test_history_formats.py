@@ -11,7 +11,7 @@ from full_disk import full_disk
 from history_rows import noisy, revision_of, rows
 
 from ratchet.base.errors import FileError, HistoryError
-from ratchet.base.ledger.books import Observation
+from ratchet.base.ledger.books import Better, Observation
 from ratchet.guard.history.csv_file import ImportDefaults
 from ratchet.guard.history.formats import read_results, write_results
 from ratchet.guard.history.show import left_out_words
@@ -119,6 +119,24 @@ def test_an_asv_folder_of_version_1(tmp_path: Path) -> None:
     assert (parameters.benchmark, parameters.value) == ("c(1)", 3.0)
     assert (parameters.low, parameters.high) == (2.5, 3.5)
     assert told == ["b: it failed at abc", "c(2): it failed at abc"]
+
+
+@pytest.mark.parametrize(
+    ("sort", "unit", "better"),
+    [("track", "qps", "higher"), ("track", "GB/s", "higher"), ("track", "Accuracy", "default"),
+     ("time", "seconds", "lower"), ("peakmem", "bytes", "lower")],
+)  # fmt: skip
+@pytest.mark.parametrize("default", ["lower", "higher"])
+def test_what_asv_tracks_has_no_direction_of_its_own(
+    sort: str, unit: str, better: str, default: Better, tmp_path: Path
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "benchmarks.json").write_text(json.dumps({"b": {"unit": unit, "type": sort}}))
+    (tmp_path / "m" / "a-e.json").write_text(
+        '{"commit_hash": "a", "date": 1418852870000, "version": 1, "results": {"b": 0.5}}'
+    )
+    (one,) = read_results(tmp_path, ImportDefaults(better=default))
+    assert one.better == (default if better == "default" else better)
 
 
 def test_google_benchmark_comes_back(tmp_path: Path) -> None:

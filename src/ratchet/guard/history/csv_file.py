@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +43,11 @@ def exported(given: Sequence[Observation], kept: Sequence[Observation], why: str
         left_out_series=len(every - held),
         why=why if len(given) > len(kept) else "",
     )
+
+
+def is_rate(unit: str) -> bool:
+    """Return whether more of a unit is better by its name: `iter/sec`, `GB/s`, `qps`."""
+    return re.search(r"/s(ec|econd)?$|\b(qps|fps|iops)$", unit, re.IGNORECASE) is not None
 
 
 def imported(path: Path, where: str, value: float, device: str, **known: Any) -> Observation:

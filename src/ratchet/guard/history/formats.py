@@ -24,6 +24,7 @@ from ratchet.guard.history.csv_file import (
     as_utc,
     exported,
     imported,
+    is_rate,
     read_csv,
     series_of,
     write_csv,
@@ -53,9 +54,12 @@ class AsvResults(msgspec.Struct, kw_only=True):
     version: int = 2
 
 
-def read_asv(folder: Path, left_out: LeftOut = lambda _: None) -> Iterator[Observation]:
+def read_asv(
+    folder: Path, defaults: ImportDefaults, left_out: LeftOut = lambda _: None
+) -> Iterator[Observation]:
     """Yield the figures of an asv results folder.
 
+    asv does not say whether more of what it tracks is better: the default and a rate's unit do.
     `left_out` hears of each benchmark that failed. One that asv skipped (NaN) has no result. Raises
     HistoryError: the folder holds no results, or a file is not as asv writes it.
     """
@@ -71,7 +75,7 @@ def read_asv(folder: Path, left_out: LeftOut = lambda _: None) -> Iterator[Obser
             "folder for each machine"
         )
     for path in found:
-        yield from _of_file(path, units, left_out)
+        yield from _of_file(path, units, defaults, left_out)
 
 
 def write_asv(folder: Path, observations: Iterable[Observation]) -> Exported:
@@ -158,7 +162,9 @@ def _asv_names(rows: Iterable[Observation]) -> dict[str, str]:
     return found
 
 
-def _of_file(path: Path, units: dict[str, str], left_out: LeftOut) -> Iterator[Observation]:
+def _of_file(
+    path: Path, units: dict[str, tuple[str, str]], defaults: ImportDefaults, left_out: LeftOut
+) -> Iterator[Observation]:
     found = _decoded(path, AsvResults)
     if found.version > 1 and "result" not in found.result_columns:
         raise HistoryError(f"{path} has no column 'result': write it again with asv")
@@ -166,6 +172,8 @@ def _of_file(path: Path, units: dict[str, str], left_out: LeftOut) -> Iterator[O
     environment = found.env_name or path.stem.partition("-")[2]
     for name, row in found.results.items():
         cells = _cells(row, found.result_columns)
+        unit, sort = units.get(name, ("", ""))
+        tracked = "higher" if is_rate(unit) else defaults.better
         values = _listed(cells.get("result"))
         combinations = _combinations(cells.get("params") or [], path)
         lows, highs = (_listed(cells.get(f"stats_ci_99_{end}")) for end in "ab")
@@ -183,7 +191,8 @@ def _of_file(path: Path, units: dict[str, str], left_out: LeftOut) -> Iterator[O
                 machine,
                 benchmark=benchmark,
                 metric="value",
-                unit=_UNITS.get(units.get(name, ""), units.get(name, "")),
+                unit=_UNITS.get(unit, unit),
+                better=tracked if sort == "track" else "lower",
                 revision=found.commit_hash,
                 committed_at=as_utc(str(found.date / 1000), str(path)),
                 low=_finite(lows, place),
@@ -201,11 +210,16 @@ def _combinations(params: object, path: Path) -> list[str]:
     return [", ".join(map(str, one)) for one in itertools.product(*params)]
 
 
-def _units(path: Path) -> dict[str, str]:
+def _units(path: Path) -> dict[str, tuple[str, str]]:
+    """Return the unit and the type (`time`, `track`, ...) of each benchmark."""
     if not path.exists():
         return {}
     found = _decoded(path, dict[str, object])
-    return {name: str(one.get("unit", "")) for name, one in found.items() if isinstance(one, dict)}
+    return {
+        name: (str(one.get("unit", "")), str(one.get("type", "")))
+        for name, one in found.items()
+        if isinstance(one, dict)
+    }
 
 
 def _decoded(path: Path, kind: type[Decoded]) -> Decoded:
@@ -268,7 +282,7 @@ def read_results(
             left_out(fault)
 
     if path.is_dir():
-        found = read_asv(path, leave_out)
+        found = read_asv(path, defaults, leave_out)
     elif why := files.why_not_file(path):
         raise HistoryError(f"{path} {why}: give a CSV or JSON file, or an asv results folder")
     elif _is_binary(path):  # it may be one line of gigabytes

@@ -24,6 +24,7 @@ from ratchet.guard.history.csv_file import (
     as_utc,
     exported,
     imported,
+    is_rate,
 )
 
 Decoded = TypeVar("Decoded")
@@ -330,15 +331,14 @@ def _read_action(
                     continue
                 base = row.unit.partition("/")[0] if row.unit.endswith(("/iter", "/op")) else ""
                 base = base or row.unit
-                is_rate = row.unit.endswith(("/s", "/sec", "/second"))
-                is_more = run.tool == "customBiggerIsBetter" or is_rate
+                is_more = run.tool == "customBiggerIsBetter" or is_rate(row.unit)
                 yield imported(
                     path,
                     f"{path}: {name}",
                     value * _SECONDS.get(base, 1.0),
                     defaults.device,
                     benchmark=name,
-                    metric="rate" if is_rate else "time" if base in _SECONDS else "value",
+                    metric="rate" if is_rate(row.unit) else "time" if base in _SECONDS else "value",
                     unit="s" if base in _SECONDS else row.unit,
                     better="higher" if is_more else "lower",
                     revision=run.commit.id,
