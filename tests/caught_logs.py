@@ -10,6 +10,9 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
+TRACES = "torch.__trace"
+"""Torch's log for tools, which writes documents about each graph once somebody listens."""
+
 
 class CaughtLogs(logging.Handler):
     """Keeps records, and answers as pytest's LogCaptureFixture does."""
@@ -53,6 +56,7 @@ class CaughtLogs(logging.Handler):
         every = [logging.getLogger(), *logging.Logger.manager.loggerDict.values()]
         heard = [one for one in every if isinstance(one, logging.Logger)]
         heard = [one for one in heard if one is logging.getLogger() or not one.propagate]
+        heard = [one for one in heard if one.name != TRACES]
         for one in heard:
             one.addHandler(self)
         try:

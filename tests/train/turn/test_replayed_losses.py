@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,10 +16,14 @@ from ratchet.train.workloads.load import load
 from ratchet.train.workloads.step import TrainingStep
 
 SEEDS, STEPS, CAPTURED = 2, 50, 2
-WRITTEN = StepConfig()
 REPLAYED = StepConfig(compile_mode="reduce-overhead")
 
 Function = Callable[..., Tensor]
+
+
+@cache
+def as_written() -> tuple[list[list[float]], Tensor]:
+    return curves(StepConfig())
 
 
 def curves(config: StepConfig) -> tuple[list[list[float]], Tensor]:
@@ -71,7 +76,7 @@ def old_weights(function: Function, calls: int, kept: dict[str, Any], *given: An
 def test_a_replay_that_computes_something_else_fails_by_its_losses(
     replay: Any, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written, exact = curves(WRITTEN)
+    written, exact = as_written()
 
     def compiled(function: Function, **options: Any) -> Function:
         calls, kept = 0, {}  # type: ignore[var-annotated]
