@@ -101,7 +101,6 @@ def _is_extension(kernel: Kernel) -> bool:
 
 
 def builder_for(kernel: Kernel, target: str, clock: Clock) -> Build | None:
-    """Return what compiles the extensions that a kernel orders; None if it orders none."""
     if not (_is_extension(kernel) or uses_extensions(kernel)):
         return None
     return partial(build_ordered, target, clock, precompiled(target, with_torch=True))

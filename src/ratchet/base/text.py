@@ -14,7 +14,7 @@ import io
 import logging
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,7 +119,7 @@ def tokens_of(text: str, vocabulary: int, cache: Path | None = None) -> Tokens:
     found = _cached_tokens(folder, seal)
     if found is not None:
         return found
-    tokens = _encode(_train(text, vocabulary), text, vocabulary)
+    tokens = _encode(train_bytes(_chunks(text), vocabulary), text, vocabulary)
     _store(folder, seal, tokens)
     return tokens
 
@@ -129,7 +129,8 @@ def _chunks(text: str) -> Iterator[str]:
         yield text[start : start + CHUNK_CHARACTERS]
 
 
-def _train(text: str, vocabulary: int) -> Tokenizer:
+def train_bytes(texts: Iterable[str], vocabulary: int) -> Tokenizer:
+    """Train a byte-pair tokenizer; needs the package `tokenizers`."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -139,7 +140,7 @@ def _train(text: str, vocabulary: int) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_chunks(text), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 

@@ -187,7 +187,6 @@ class ProblemRun:
 
     @property
     def _search_s(self) -> float:
-        """Return the part of the budget that is the search's."""
         compiled = self.request.against_compile
         return self.request.budget_s - kept_s(self.request.budget_s, against_compile=compiled)
 

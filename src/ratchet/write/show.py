@@ -299,7 +299,6 @@ def _kernels(result: WritingResult) -> m.ReportSection | None:
 
 
 def workload_report(result: WorkloadWriting, paths: Mapping[str, str]) -> m.ResultReport:
-    """Describe the result of `ratchet write --from WORKLOAD`."""
     proven = sum(row.status == "proven" for row in result.rows)
     rows = [row for row in result.rows if row.status != "not_reached"]
     left = len(result.rows) - len(rows)
@@ -316,7 +315,6 @@ def workload_report(result: WorkloadWriting, paths: Mapping[str, str]) -> m.Resu
 
 
 def headline(result: WritingResult) -> str:
-    """Return the run in one sentence."""
     best = result.best
     if best is None:
         if result.running:

@@ -141,7 +141,6 @@ class _Walk:
         self._left = MAX_BLOCKS_WALKED
 
     def ending(self, place: int) -> int:
-        """Return the block of an instruction."""
         return self._ends[bisect.bisect_left(self._ends, place)]
 
     def blocks_from(self, start: int) -> set[int] | None:

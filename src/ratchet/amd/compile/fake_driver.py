@@ -142,7 +142,6 @@ class FakeDriver:
         """Do nothing."""
 
     def assemble_tensormap_to_arg(self, _: object, args: object) -> object:
-        """Return the arguments unchanged."""
         return args
 
 

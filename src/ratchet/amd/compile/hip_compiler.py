@@ -56,8 +56,6 @@ TIMEOUT_S: Final = 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HipTools:
-    """The compiler and what it takes of ROCm."""
-
     clang: str
     headers: Path | None
     bitcode: Path | None
@@ -141,7 +139,6 @@ class HipBinary:
 
     @property
     def assembly(self) -> str:
-        """The assembly of the first source."""
         return self.assemblies[0]
 
 

@@ -49,7 +49,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def programs(self) -> int:
-        """Workgroups of the launch."""
         x, y, z = (max(1, size) for size in self.grid)
         return x * y * z
 

@@ -75,8 +75,6 @@ DUAL: Final = re.compile(r"\s*::\s*(v_dual_\w+)\s+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelArgument:
-    """One argument in the kernel's argument memory."""
-
     offset: int
     size: int
     kind: str  # `global_buffer`, `by_value` or a hidden one such as `hidden_block_count_x`

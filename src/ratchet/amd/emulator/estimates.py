@@ -121,7 +121,6 @@ def total_time(times: Sequence[PredictedTime | None]) -> PredictedTime | None:
 
 @functools.cache
 def _devices(target: str) -> list[CatalogueDevice]:
-    """Return the devices of a target, the largest first."""
     found = catalogue.load().of_target(target)
     return sorted(found, key=lambda one: -(one.number("compute_units") or 0))
 

@@ -112,8 +112,6 @@ def placed_at(tensor: Tensor, memory: Tensor, first: int) -> Tensor:
 
 
 class _Call:
-    """One call of an extension's function."""
-
     def __init__(self, extension: LoadedExtension) -> None:
         self._extension = extension
         self._memory = extension.memory

@@ -80,7 +80,6 @@ def multiply(asked: Any, check: Check) -> int:
 def _finished(
     made: Tensor, left: Tensor, right: Tensor, asked: Any, batch: int, check: Check
 ) -> Tensor:
-    """Return a sum with its epilogue."""
     does = asked.epilogue
     if does & BIAS:
         made = made + _row(asked, made.shape[0], check).double()[:, None]
@@ -102,7 +101,6 @@ def _finished(
 
 
 def _gelu_gradient(x: Tensor) -> Tensor:
-    """Return the derivative of GELU by tanh."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     slope = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * x**2)
     tanh = inner.tanh()

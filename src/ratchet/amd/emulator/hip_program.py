@@ -120,7 +120,6 @@ def run_main(folder: Path, words: list[str], settings: ProgramSettings) -> NoRet
 
 
 def main() -> None:
-    """Load a program and run it."""
     folder, *words = sys.argv[1:]
     run_main(Path(folder), words, msgspec.json.decode(os.environ[VARIABLE], type=ProgramSettings))
 

@@ -124,7 +124,6 @@ class GpuMemory:
         return one if one is not None and one.holds(place, size) and not one.is_gone else None
 
     def memories(self) -> list[LaunchMemory]:
-        """Return what a launch may touch."""
         return [
             LaunchMemory(one.address, one.size) for one in self._blocks.values() if not one.is_gone
         ]
@@ -335,7 +334,6 @@ class HipRuntime:
         return 0
 
     def install(self, library: ctypes.CDLL) -> None:
-        """Serve a loaded library."""
         library.ratchet_hip_install(ctypes.byref(self._asked))
         library.ratchet_hip_complaint.restype = ctypes.c_char_p
         self._library = library

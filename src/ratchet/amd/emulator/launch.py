@@ -298,8 +298,6 @@ class Emulator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Kept:
-    """The arrays of a launch."""
-
     rows: tuple[ctypes.Array[ctypes.c_uint64], ...]  # by instruction
     room: int
     noted: ctypes.Array[ctypes.c_uint32]

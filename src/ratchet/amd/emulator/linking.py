@@ -64,7 +64,6 @@ class KernelTexts:
         return AFTER_TRAP.sub("\ts_nop 0", one_kernel("".join(kept), name))
 
     def _called(self, kernel: str) -> set[str]:
-        """Return the functions that a kernel reaches by calls."""
         bodies = {owner: "".join(lines) for owner, lines in self._pieces if owner}
         found: set[str] = set()
         left = [kernel]

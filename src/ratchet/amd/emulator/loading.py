@@ -66,8 +66,6 @@ ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmulatedLaunch:
-    """One launch that was executed."""
-
     name: str
     programs: int
     waves: int
@@ -187,7 +185,6 @@ class EmulatorDriver(FakeDriver):
         """Take a launch that was not."""
 
     def price_s(self, launch: EmulatedLaunch) -> float:
-        """Return the seconds of a launch, for autotuners."""
         return 0.0
 
     def launcher_cls(self, source: Any, metadata: Any) -> TritonLauncher:

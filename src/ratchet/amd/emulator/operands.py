@@ -240,12 +240,10 @@ def swizzle_pattern(text: str) -> int:
 
 
 def number_of(modifiers: Mapping[str, str], key: str) -> int:
-    """Return a modifier's number; 0 without it."""
     return int(modifiers.get(key) or "0", 0)
 
 
 def check_only(modifiers: Mapping[str, str], known: Sequence[str]) -> None:
-    """Raise KernelError for a modifier that is not among the known ones."""
     for key in modifiers:
         if key not in known:
             raise KernelError(f"the modifier {key} is not emulated here")

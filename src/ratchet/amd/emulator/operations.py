@@ -41,7 +41,6 @@ class Operation:
 
     @property
     def is_scalar(self) -> bool:
-        """True if the operands are scalar registers."""
         return self.name.startswith(("s_", "v_s_"))
 
     @property
@@ -418,7 +417,6 @@ NOTHING: Final = frozenset(_WITHOUT_EFFECT.split())
 
 
 def read(tables: dict[str, str]) -> Iterator[Operation]:
-    """Return the operations of a table's text."""
     for section, text in tables.items():
         for line in text.strip().splitlines():
             name, form, expression = (part.strip() for part in line.split("|", 2))

@@ -53,11 +53,9 @@ class ProgramSettings(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = INSTRUCTION_LIMIT  # the most wave instructions of one launch
 
     def pretended(self) -> PretendedDevice:
-        """Return the device that the program is told about."""
         return PretendedDevice.of(self.target, self.device)
 
     def text(self) -> str:
-        """Return the value of the variable."""
         return msgspec.json.encode(self).decode()
 
 
@@ -70,7 +68,6 @@ def check_autotune(mode: str) -> Autotune:
 
 
 def pretended_device(target: str) -> PretendedDevice:
-    """Return the device that a program on a target is told about."""
     found = catalogue.load().of_target(target)
     chosen = next((one for one in found if one.name == LARGEST.get(target)), None)
     device = chosen or max(found, key=lambda one: one.units or 0)
@@ -108,8 +105,6 @@ class HotLine:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramKernel:
-    """The launches of one kernel, added up."""
-
     name: str
     launches: int
     instructions: int
@@ -176,7 +171,6 @@ class ProgramResult:
 
 
 def read_records(folder: Path) -> list[ProcessRecord]:
-    """Return what the processes of a program wrote into its folder."""
     texts = (path.read_bytes() for path in sorted(folder.glob("*.json")))
     return [msgspec.json.decode(one, type=ProcessRecord) for one in texts]
 
@@ -184,7 +178,6 @@ def read_records(folder: Path) -> list[ProcessRecord]:
 def read_result(
     records: Sequence[ProcessRecord], *, target: str, command: tuple[str, ...], exit_code: int
 ) -> ProgramResult:
-    """Return the result of a program from what its processes wrote."""
     found: dict[str, list[tuple[EmulatedKernel, str]]] = {}
     failed: Counter[FailedLaunch] = Counter()
     asked: Counter[str] = Counter()

@@ -20,7 +20,6 @@ FOLDER = "ratchet_folder"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
     group = parser.getgroup("ratchet", "Triton kernels on an emulated AMD GPU")
     group.addoption("--ratchet-target", metavar="NAME", help="the GPU's code, such as gfx942")
     group.addoption(

@@ -45,7 +45,6 @@ MACHINE_OPERATIONS: Final = {
 
 @functools.cache
 def table() -> dict[str, Operation]:
-    """Every operation that has an expression, by its mnemonic."""
     found: dict[str, Operation] = {}
     for text in (operations.VECTOR, operations.PACKED, scalar_operations.SCALAR):
         found |= {one.name: one for one in operations.read(text)}
@@ -54,7 +53,6 @@ def table() -> dict[str, Operation]:
 
 @functools.cache
 def numbers() -> dict[str, int]:
-    """The number of each operation in a decoded record."""
     return {name: index for index, name in enumerate([*MACHINE_OPERATIONS, *table()])}
 
 
@@ -86,7 +84,6 @@ def _read(kind: str, place: str) -> str:
 
 
 def _bits(kind: str) -> str:
-    """Return the bits of the result `r`."""
     if kind in "hwx":
         return "half_bits(r, w.clamps)" if kind == "h" else "u32(r) & 0xffff"
     return f"as<{'u64' if kind in 'UID' else 'u32'}>(r)"

@@ -141,7 +141,6 @@ def _kernels(namespace: Mapping[str, Any]) -> Iterator[Message]:
 
 
 def _described(config: Any) -> Message:
-    """Return a configuration as plain values."""
     values = {**config.kwargs, "num_warps": config.num_warps, "num_stages": config.num_stages}
     plain = (bool, int, float, str, type(None))
     return {

@@ -52,7 +52,6 @@ ACROSS: Final = ("ds_bpermute_b32", "ds_permute_b32", "ds_swizzle_b32")
 
 
 def family(target: str) -> str:
-    """Return the family of a target that names its counters."""
     return "gfx9" if target.startswith("gfx9") else target[:5]
 
 

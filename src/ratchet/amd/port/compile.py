@@ -304,7 +304,6 @@ MOST_FOLDERS: Final = 64
 
 
 def by_last_name(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of texts by their last part."""
     found: dict[str, list[str]] = {}
     for name in texts:
         found.setdefault(name.rpartition("/")[2], []).append(name)

@@ -87,12 +87,10 @@ class Called:
 
     @property
     def at(self) -> int:
-        """The byte at which the call begins."""
         return self.node.start_byte
 
     @property
     def function(self) -> Node | None:
-        """The expression that is called."""
         return self.node.child_by_field_name("function")
 
 
@@ -273,20 +271,17 @@ class CudaTree:
         return [node.start_byte for node in self.functions]
 
     def function_at(self, at: int) -> Node | None:
-        """Return the function around a byte."""
         index = bisect.bisect_right(self._function_starts, at)
         around = self.functions[max(0, index - 4) : index]
         return next((node for node in reversed(around) if node.end_byte > at), None)
 
     @property
     def has_kernels(self) -> bool:
-        """True if the text, or a macro in it, defines a kernel."""
         made = any("__global__" in self.head(one) for one in self.functions)
         return made or bool(self.kernel_macros)
 
     @cached_property
     def kernel_macros(self) -> tuple[str, ...]:
-        """The names of the macros that define kernels."""
         made = (*self.nodes("macro"), *self.nodes("define"))
         return tuple(self.said(one, "name") for one in made if "__global__" in self.said(one))
 

@@ -52,7 +52,6 @@ INCLUDE: Final = re.compile(rb"^[ \t]*#[ \t]*(include|pragma once)[^\n]*\n", re.
 
 
 def new_texts(scanned: Iterable[ScannedFile]) -> dict[str, bytes]:
-    """Return the texts of the files that the fixes change."""
     found = {}
     for one in scanned:
         text = new_text(one)

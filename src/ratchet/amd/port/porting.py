@@ -42,7 +42,6 @@ class KernelProof:
 
     @property
     def was_executed(self) -> bool:
-        """Return whether the judge tried it."""
         return self.status != UNTRIED
 
     @property
@@ -71,7 +70,6 @@ class PortResult:
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings, by file and line."""
         return [one for scanned in self.scanned for one in scanned.findings]
 
     @property
@@ -100,7 +98,6 @@ class PortResult:
 
     @property
     def lines(self) -> int:
-        """The lines that were read."""
         return sum(one.found.text.count(b"\n") for one in self.scanned)
 
     def as_json(self) -> dict[str, object]:

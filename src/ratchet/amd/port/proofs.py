@@ -108,7 +108,6 @@ def _built(text: str, file: str, texts: Mapping[str, str]) -> Iterator[list[str]
 
 
 def _extension(sources: Sequence[str], texts: Mapping[str, str]) -> Iterator[PortedKernel]:
-    """Yield a kernel for each function that an extension binds."""
     text, files = merged(sources, texts)
     for entry in bound_names(text):
         defined = re.compile(rf"\b{entry}\w*\s*\(")

@@ -40,12 +40,10 @@ class PythonTree:
         yield from (node for node in self.nodes[kind] if isinstance(node, kind))
 
     def at(self, node: ast.AST) -> int:
-        """Return the byte at which a node begins."""
         line, column = getattr(node, "lineno", 1), getattr(node, "col_offset", 0)
         return self.source.start_of(line) + int(column)
 
     def end(self, node: ast.AST) -> int:
-        """Return the byte after a node."""
         line, column = getattr(node, "end_lineno", 1), getattr(node, "end_col_offset", 0)
         return self.source.start_of(line) + int(column)
 
@@ -113,7 +111,6 @@ class PythonTree:
             yield Match(at=self.at(node), detail=detail, **given)
 
     def strings(self) -> Iterator[tuple[ast.Constant, str]]:
-        """Yield the strings that are no docstrings, with their values."""
         for node, text in strings(self.of(ast.Constant)):
             if not isinstance(self.parents.get(id(node)), ast.Expr | ast.JoinedStr):
                 yield node, text

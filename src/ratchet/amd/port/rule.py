@@ -96,7 +96,6 @@ class CodeText:
         return found
 
     def line_of(self, offset: int) -> int:
-        """Return the line of the file, counted from 1."""
         return bisect.bisect_right(self._starts, offset) + self.first_line - 1
 
     def start_of(self, line: int) -> int:

@@ -167,8 +167,6 @@ BUILDS: Final = re.compile(rb"CUDAExtension|cpp_extension|load_inline")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScannedFile:
-    """A file with what was found in it."""
-
     found: FoundFile
     findings: tuple[Finding, ...]
     for_torch: bool = False  # torch hipifies its names when it builds it

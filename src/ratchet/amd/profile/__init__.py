@@ -196,7 +196,6 @@ def find_action(language: Language) -> str:
 
 
 def _document_of(kernel: Kernel, action: str, case: Case | None) -> Document:
-    """Return the fields of every answer."""
     return {
         "kernel": kernel.name,
         "kernel_hash": kernel.hash,
@@ -210,7 +209,6 @@ def _document_of(kernel: Kernel, action: str, case: Case | None) -> Document:
 
 
 def all_compiled(document: Document) -> bool:
-    """Return True if there is a profile for every target."""
     targets = document["targets"].values()
     return bool(targets) and all(one["kernels"] and not one["error"] for one in targets)
 

@@ -144,7 +144,6 @@ def _mix(body: Sequence[Instruction]) -> dict[str, int]:
 
 
 def _widths(body: Sequence[Instruction], kind: str) -> dict[str, int]:
-    """Count the instructions by the bits that each lane moves."""
     moved = [access_bits(one.name) for one in body if class_of(one.name) == kind]
     counts = Counter(bits for bits in moved if bits is not None)
     return {str(width): count for width, count in sorted(counts.items())}

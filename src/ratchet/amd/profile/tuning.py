@@ -107,7 +107,6 @@ class TuneResult:
 
     @property
     def is_whole(self) -> bool:
-        """True if every size has a shortlist."""
         return all(one.shortlist for one in self.sizes)
 
     def as_json(self) -> dict[str, object]:
@@ -509,7 +508,6 @@ MOST_SHOWN: Final = 20
 
 
 def tune_report(result: TuneResult) -> m.ResultReport:
-    """Describe the result for people."""
     every_one = [one for size in result.sizes for one in (*size.order, *size.dropped)]
     names = list(dict.fromkeys(name for one in every_one for name in one.config))
     values = {name: {repr(one.config.get(name, ...)) for one in every_one} for name in names}

@@ -179,7 +179,6 @@ def default_entry(problem: str) -> str:
 
 
 def _request(path: Path, text: str, names: Sequence[str], scale: Scale) -> Message:
-    """Return the request to a file's own process."""
     return {
         "text": text,
         "name": path.stem,
@@ -377,6 +376,18 @@ def python_names(body: Sequence[ast.stmt], *, deep: bool = False) -> Iterator[st
             parts = [part for one in getattr(node, "handlers", ()) for part in one.body]
             parts += getattr(node, "orelse", []) + getattr(node, "finalbody", [])
             yield from python_names([*node.body, *parts], deep=True)
+
+
+def defined_by(node: ast.stmt) -> list[str]:
+    """Return the names that a statement at the top of a module defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [one.asname or one.name.partition(".")[0] for one in node.names]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    if isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
 
 
 def imported_packages(tree: ast.Module) -> set[str]:

@@ -19,6 +19,7 @@ from ratchet.base.errors import KernelError
 from ratchet.base.show import model as m
 from ratchet.judge.problems.card import ANSWER, CardTensor, ProblemCard, TensorForm
 from ratchet.judge.problems.problem import JUDGED_AT, Problem, reference_text
+from ratchet.judge.problems.problem_file import defined_by
 
 # A reference as a file of its own, with only the parts of its module that it needs.
 
@@ -57,7 +58,7 @@ class _Slice:
         defined = {
             one: node
             for node in ast.parse(text).body
-            for one in _names_of(node)
+            for one in defined_by(node)
             if not (isinstance(node, ast.ImportFrom) and node.module == "__future__")
         }
         return self._add(name, defined, text, module)
@@ -70,7 +71,7 @@ class _Slice:
             return self._import(name, node)
         if name in self.homes:
             return False
-        self.homes |= dict.fromkeys(_names_of(node), module)
+        self.homes |= dict.fromkeys(defined_by(node), module)
         needed = dict.fromkeys(one.id for one in ast.walk(node) if isinstance(one, ast.Name))
         if not all(self._add(one, defined, text, module) for one in needed):
             return False
@@ -98,20 +99,7 @@ class _Slice:
         return "\n\n\n".join(["\n".join(head), *self.statements]) + "\n"
 
 
-def _names_of(node: ast.stmt) -> list[str]:
-    """Return the names that a statement at the top of a module defines."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [one.asname or one.name.split(".")[0] for one in node.names]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    if isinstance(node, ast.AnnAssign):
-        targets = [node.target]
-    return [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
-
-
 def _segment(text: str, node: ast.stmt) -> str:
-    """Return the lines of a statement, with its decorators."""
     decorators = getattr(node, "decorator_list", [])
     first = min([node.lineno, *(one.lineno for one in decorators)])
     return "\n".join(text.splitlines()[first - 1 : node.end_lineno])
@@ -325,7 +313,6 @@ def _triton(card: ProblemCard) -> str:
 
 
 def _empty(output: CardTensor, card: ProblemCard, first: str) -> str:
-    """Return the statement that creates an output."""
     device = f", device={first}.device" if first else ""
     made = f"    {output.name} = torch.empty(%s, dtype=torch.{output.dtype}{device})\n"
     if output.sizes or not output.ndim:

@@ -113,6 +113,14 @@ def operands(node: Node) -> tuple[Any, Any] | None:
     return node.args[0], node.args[1]
 
 
+def other_operand(product: Node, known: Node) -> Node:
+    """Return the operand of a plain binary call beside the known one."""
+    both = operands(product)
+    if both is None or known not in both:
+        raise Declined(f"{product} is not a plain product of {known}")
+    return as_node(both[1] if both[0] is known else both[0])
+
+
 def only_user(node: Node) -> Node | None:
     """Return this node's user if exactly one node uses it."""
     return next(iter(node.users)) if len(node.users) == 1 else None

@@ -162,7 +162,6 @@ class Scope:
         self._added, self._found = [], []
 
     def alive(self, node: Node) -> bool:
-        """Return True if the node is still in the graph."""
         return node not in self._gone
 
     # Checks that a pattern makes before it takes a site

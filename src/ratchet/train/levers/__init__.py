@@ -24,7 +24,6 @@ def kernel_lever_names() -> tuple[str, ...]:
 
 
 def kernel_levers() -> tuple[Lever, ...]:
-    """Return one lever for each library kernel, in the library's order."""
     return tuple(_lever(kernel) for kernel in LIBRARY.values())
 
 

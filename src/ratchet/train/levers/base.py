@@ -69,7 +69,6 @@ class Lever:
         return msgspec.structs.replace(tuning, **{self.field: self.value})
 
     def set(self, config: StepConfig, situation: Situation) -> StepConfig:
-        """Return the config with this lever pulled."""
         value = self.value(situation) if callable(self.value) else self.value
         return msgspec.structs.replace(config, **{self.field: value}, **dict(self.also))
 

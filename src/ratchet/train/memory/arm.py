@@ -192,7 +192,6 @@ def make_memory_arm(*, workload: str, options: LoadOptions) -> MemoryArm:
 
 
 def memory_arm(workload: str, options: LoadOptions) -> ArmProcess:
-    """Return the process, not started."""
     # A launch that waits for its kernel makes the host's times those of the device.
     return ArmProcess(
         ArmSpec(

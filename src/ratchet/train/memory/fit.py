@@ -47,8 +47,6 @@ SMALLEST_FIRST: Final = "fsn"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRequest:
-    """The words of a call."""
-
     workload: str
     options: LoadOptions = field(default_factory=LoadOptions)
     budget_bytes: int | None = None
@@ -310,5 +308,4 @@ def ladder(shape: StepShape, config: StepConfig) -> list[Rung]:
 
 
 def with_levers(config: StepConfig, rung: Rung) -> StepConfig:
-    """Return the config with the rung's levers pulled."""
     return msgspec.structs.replace(config, **{lever.field: lever.value for lever in rung})

@@ -256,7 +256,6 @@ def _alive_at_peak(trace: AllocationTrace) -> tuple[list[AllocatorEvent], int | 
 
 
 def stretches(trace: AllocationTrace) -> Iterator[Stretch]:
-    """Cut the trace at its marks."""
     level = start = peak = trace.base_bytes
     began, kept, name = trace.events[0].at_ns, 0, OUTSIDE
     for event in trace.events:

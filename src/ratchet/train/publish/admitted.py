@@ -23,8 +23,6 @@ TERMS = Terms()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdmittedKernel:
-    """A proven kernel of a recipe."""
-
     installed: AnyKernel
     kernel: Kernel
     built: Path  # Its compiled library, or its source in Triton

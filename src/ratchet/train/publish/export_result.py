@@ -77,7 +77,6 @@ class ExportResult:
 
 
 def written_files(folder: Path) -> tuple[str, ...]:
-    """Return the files below a folder, relative to it, sorted."""
     return tuple(
         sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     )
@@ -137,7 +136,6 @@ def export_report(result: ExportResult) -> m.ResultReport:
 
 
 def next_lines(result: ExportResult) -> list[str]:
-    """Return the commands that use an export."""
     out = Path(result.out)
     return {
         "kernels": [f"hf upload USER/{out.resolve().name} {out} --repo-type kernel"],

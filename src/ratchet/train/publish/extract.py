@@ -17,6 +17,7 @@ from ratchet import base
 from ratchet.judge.kernels import kernel, library
 from ratchet.judge.kernels.library import sources
 from ratchet.judge.problems import problem
+from ratchet.judge.problems.problem_file import defined_by
 from ratchet.judge.problems.suites import shipped
 
 LEFT_BEHIND: Final = (
@@ -199,18 +200,9 @@ def _part(node: ast.stmt, following: list[ast.stmt]) -> Part:
     if following and _is_text(following[0]) and isinstance(node, ast.Assign | ast.AnnAssign):
         last = following[0].end_lineno or last
     uses = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
-    return Part(node=node, last_line=last, defines=frozenset(_defined(node)), uses=frozenset(uses))
-
-
-def _defined(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from ((one.asname or one.name).partition(".")[0] for one in node.names)
-    elif isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        named = (one for target in targets for one in ast.walk(target))
-        yield from (one.id for one in named if isinstance(one, ast.Name))
+    return Part(
+        node=node, last_line=last, defines=frozenset(defined_by(node)), uses=frozenset(uses)
+    )
 
 
 def _is_text(node: ast.stmt) -> bool:

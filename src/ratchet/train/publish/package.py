@@ -146,7 +146,6 @@ class KernelPackage:
 
     @cached_property
     def digest(self) -> str:
-        """Return a hash of all that runs."""
         content = hashlib.sha256()
         for path, text in sorted(self.modules.items()):
             content.update(f"{path}\0".encode() + text)
@@ -312,7 +311,6 @@ def kernels_of(files: Mapping[PurePosixPath, bytes]) -> dict[str, Kernel]:
 
 
 def region_op(one: RegionKernel) -> str:
-    """Return the name of a region's op."""
     return f"region_{one.region[:8]}"
 
 

@@ -223,7 +223,6 @@ def _norm(value: Tensor) -> float:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """Return the norm of the difference; infinite for other shapes."""
     if one.shape != other.shape:
         return float("inf")
     return float(torch.linalg.vector_norm(_wide(one) - _wide(other)))

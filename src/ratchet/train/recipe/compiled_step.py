@@ -137,7 +137,6 @@ class CompiledStep:
 
     @property
     def precision(self) -> str:
-        """The recipe's precision."""
         return self._config.precision
 
     def is_ready(self) -> bool:
@@ -170,7 +169,6 @@ class CompiledStep:
         return result
 
     def run(self, arguments: tuple[object, ...], named: dict[str, object]) -> object:
-        """Run the step by the recipe."""
         if self._whole is not None and numbers_of(arguments, named) != self._numbers:
             self._leave_whole("a number among its arguments changes", PASS_TENSOR)
         seen = self._seen

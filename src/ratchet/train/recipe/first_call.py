@@ -273,7 +273,6 @@ class FirstGradients:
         self._hook.remove()
 
     def end(self) -> None:
-        """Watch no longer."""
         self.over = True
         _watching.remove(self)
         if not _watching:

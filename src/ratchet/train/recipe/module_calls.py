@@ -98,7 +98,6 @@ class ModuleCall:
         self._slots = (*slots, *own)
 
     def slot(self) -> Attribute:
-        """Return the module's slot for this call."""
         call = self._call
 
         def compiled_call(*arguments: object, **named: object) -> object:

@@ -98,7 +98,6 @@ def left_out_anywhere(recipe: Recipe, left_out: dict[str, str]) -> dict[str, str
 
 
 def of_all_ranks(own: Told) -> list[Told]:
-    """Return what each rank has here, by rank."""
     told: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(told, own)
     return told

@@ -43,7 +43,6 @@ class Variable:
 
 
 def variables(step: Callable[..., object]) -> list[Variable]:
-    """Return the variables that a step reaches, each once."""
     found: dict[str, Variable] = {}
     for function, own in _reached(step):
         found.update((one.name, one) for one in own)

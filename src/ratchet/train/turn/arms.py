@@ -282,7 +282,6 @@ class LiveArms:
         self._live = {name: arm for name, arm in self._live.items() if arm.pid is not None}
 
     def close(self) -> None:
-        """End all processes."""
         if self._probe is not None:
             self._probe.close()
             self._probe = None

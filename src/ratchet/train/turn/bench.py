@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class BenchArm:
-    """A workload to bench in this process."""
-
     calls = ("bench",)
 
     def __init__(self, workload: Workload, warnings: Sequence[str]) -> None:
@@ -54,7 +52,6 @@ class BenchArm:
 
 
 def make_bench(*, workload: str, options: LoadOptions) -> BenchArm:
-    """Build the workload in this process."""
     from ratchet.train.workloads.check import load_checked
 
     return BenchArm(*load_checked(workload, **options))

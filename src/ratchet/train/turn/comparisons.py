@@ -334,12 +334,10 @@ def category_table(result: OptimizeResult) -> m.ResultTable:
 
 
 def category_cell(category: str) -> m.Inline:
-    """Return a category beside its colour."""
     return m.Span("", f"key {category}"), category
 
 
 def op_table(profile: StepProfile, unit: TimeUnit) -> m.ResultTable:
-    """Return a step's time by operator."""
     columns = (
         m.name("operator", "name", lambda op: m.Span(op, "code")),
         m.Column("category"),

@@ -377,7 +377,6 @@ def dry_run(
 
 
 def _shown_sites(step: TargetStep, settings: Settings) -> tuple[CapturedSite, ...]:
-    """Return the sites of the one kernel that is tried, or all."""
     wanted = settings.try_lever or ""
     if not wanted.startswith(PREFIX):
         return step.sites

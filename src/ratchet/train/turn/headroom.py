@@ -355,8 +355,6 @@ STEPS: Final = 5  # Timed steps of one size; their median counts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LargerBatches:
-    """The larger batches of one turn's workload."""
-
     turn: Turn
     facts: StepFacts
 

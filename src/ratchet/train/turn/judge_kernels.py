@@ -152,7 +152,6 @@ class KernelTrials:
     """By a kernel's hash, the one that is judged next: its compiler starts meanwhile."""
 
     def judge_wanted(self, precision: str, problems: dict[str, list[Problem]]) -> None:
-        """Judge all wanted library kernels in one precision."""
         usable = self.usable.setdefault(precision, {})
         refused = self.refused.setdefault(precision, {})
         target = self.turn.device.target
@@ -301,7 +300,6 @@ class WorkloadRegion:
 
     @property
     def lever(self) -> Lever:
-        """Return the lever that installs its kernel."""
         return region_lever(self.problem.name, region_name(self.key))
 
 

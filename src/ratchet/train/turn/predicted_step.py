@@ -78,7 +78,6 @@ class TargetKernel:
 
     @property
     def step_predicted(self) -> PredictedTime | None:
-        """Return the predicted time of all its calls in one step; never measured."""
         times = [one.predicted for one in self.sites for _ in range(one.calls)]
         return total_time(times)
 

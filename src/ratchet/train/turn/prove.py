@@ -175,7 +175,6 @@ class Prover:
         return speedup_of(self.sitting, old, new)
 
     def is_faster(self, new: Candidate, than: Candidate) -> bool:
-        """Return True if the launches prove that `new` is faster than `than`."""
         found = self.speedup(than, new)
         return found is not None and found.answer == "faster"
 
@@ -247,7 +246,6 @@ class Prover:
         )
 
     def _rounds(self, distinct: Mapping[str, Candidate]) -> int:
-        """Return the number of rounds of a launch."""
         costs, arms = self.turn.costs, [*distinct.values(), distinct[RIVAL]]
         round_s = MARGIN * sum(costs.step_s(one) for one in arms)
         return self.turn.schedule.rounds(round_s, self._scale * costs.launch_s(arms, 0))

@@ -242,7 +242,6 @@ class RivalModes:
             self._leave_out(rival, self.turn.schedule.why_ended)
 
     def baseline(self) -> Baseline:
-        """Return what is known by now."""
         best = self.best or self.written
         why = self.turn.schedule.why_ended
         rows = [*self._rows, *(_untimed(one, why) for one in self.waiting)]

@@ -211,7 +211,6 @@ class TurnSchedule:
         return self.left_s <= 0
 
     def check(self, what: str) -> None:
-        """Raise OutOfTime if no time is left."""
         if self.is_over():
             raise OutOfTime(f"no time is left to {what}")
 
@@ -272,7 +271,6 @@ class TurnSchedule:
 
     @property
     def writing_s(self) -> float:
-        """Return the seconds that authors get."""
         return KEEPS * WRITING.of(self.left_s)
 
     def rounds(self, round_s: float, started_s: float) -> int:

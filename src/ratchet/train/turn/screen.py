@@ -365,7 +365,6 @@ class Losses:
         return keeps_arithmetic(candidate, self.written) and not self.replays(candidate)
 
     def why_not(self, candidate: Candidate) -> str:
-        """Return why a candidate may not be kept."""
         losses = self.of(candidate)
         return losses.detail if losses else "the budget ended before its losses were compared"
 

@@ -88,7 +88,6 @@ class Search:
         return replace(found, baseline=self.rivals.baseline())
 
     def found(self) -> Found:
-        """Return the results by now."""
         baseline = self.rivals.baseline()
         best = Selected(best=baseline.best, changes=())
         if self._selection is not None:

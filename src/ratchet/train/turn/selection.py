@@ -113,7 +113,6 @@ class Selection:
 
     @property
     def bundle(self) -> Candidate:
-        """The candidate with every lever of the bundle."""
         return self._with(self.inside)
 
     def begin_bundle(self) -> Candidate | None:

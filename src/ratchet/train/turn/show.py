@@ -111,7 +111,6 @@ VERDICTS = (
 
 
 def render_page(result: OptimizeResult) -> str:
-    """Return the page of one turn as HTML."""
     return render(optimize_report(result))
 
 
@@ -121,7 +120,6 @@ def outcome_report(outcome: Outcome) -> m.ResultReport:
 
 
 def optimize_report(result: OptimizeResult) -> m.ResultReport:
-    """Describe the result of a turn."""
     resumed = ", with measurements from the ledger" if result.resumed else ""
     use = _use(result)
     software = [("workload from", result.source)]

@@ -88,7 +88,6 @@ class Turn:
             self.omissions.append(found)
 
     def warn(self, words: str) -> None:
-        """Record a warning once."""
         if words not in self.warnings:
             self.warnings.append(words)
 

@@ -275,7 +275,6 @@ class StepConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 setting.enter(value, self)
 
     def inductor_options(self) -> dict[str, bool]:
-        """Return the options of inductor that it switches on."""
         return {one.inductor: True for _, _, one in self.changed() if one.inductor}
 
 
@@ -283,7 +282,6 @@ _DEFAULTS: Final = StepConfig()
 
 
 def default_of(name: str) -> object:
-    """Return the default of a field of StepConfig."""
     return getattr(_DEFAULTS, name)
 
 

@@ -142,7 +142,6 @@ def _default_fault(name: str) -> Exception | None:
 
 
 def hf_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the loss that the model computes from its labels."""
     loss: Tensor = model(**batch).loss
     return loss
 

@@ -271,7 +271,6 @@ def _features(model: PreTrainedModel, pixels: Tensor, config: PretrainedConfig) 
 
 
 def takes(model: nn.Module, name: str) -> bool:
-    """Return True if the model's forward has an argument of this name."""
     return name in inspect.signature(model.forward).parameters
 
 

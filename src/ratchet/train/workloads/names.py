@@ -94,7 +94,6 @@ def user_function(spec: str) -> str:
 
 
 def is_saved_spec(spec: str) -> bool:
-    """Return True if `spec` is the path of a saved workload."""
     return spec.endswith(SAVED_SUFFIX)
 
 

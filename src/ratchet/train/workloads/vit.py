@@ -103,7 +103,6 @@ class MadeImages:
 
 
 def build_batches(size: ViTSize, data: Data) -> MadeImages:
-    """Return made images of the size's classes."""
     return MadeImages(
         image=size.image,
         patch=size.patch,

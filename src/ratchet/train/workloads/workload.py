@@ -125,7 +125,6 @@ class Workload:
         return StepConfig(precision=precision, checkpointing=self.checkpointing)
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """Return the parameters that require a gradient, by name."""
         return {n: p for n, p in self.model.named_parameters() if p.requires_grad}
 
     def make_optimizers(self) -> dict[str, Optimizer]:

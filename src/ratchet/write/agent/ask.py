@@ -61,8 +61,6 @@ HEARD: Final = frozenset((*MODELS_FAULT, "too_long"))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """The messages of one sample."""
-
     messages: tuple[Message, ...]
     problem_hash: str
     turn: int

@@ -167,7 +167,6 @@ class Answering:
                 self._take(json.loads(data))
 
     def reply(self) -> Reply:
-        """Return what there is, with its status."""
         text = "".join(self.parts)
         status: Status = "answered"
         reason = ""

@@ -69,7 +69,6 @@ def prompt_version(language: Language) -> str:
 
 
 def prompt_hash(messages: Sequence[Message]) -> str:
-    """Return the hex SHA-256 of a prompt's messages."""
     content = json.dumps([[one.role, one.content] for one in messages])
     return hashlib.sha256(content.encode()).hexdigest()
 

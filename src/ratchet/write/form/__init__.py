@@ -153,8 +153,6 @@ class Matmul(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor at the C interface."""
-
     dtype: str
     shape: Shape
 

@@ -188,12 +188,10 @@ def named(name: str, bound: Extent | None = None) -> Extent:
 
 
 def name_of(variable: Extent) -> str:
-    """Return the name that a loop variable is."""
     return next(iter(variable.names))
 
 
 def bound_of(variable: Extent) -> Extent:
-    """Return the end of a loop variable."""
     bound = getattr(variable.terms[0][0][0], "bound", None)
     assert isinstance(bound, Extent)
     return bound
@@ -358,7 +356,6 @@ def _split(left: Extent, right: Extent) -> tuple[Extent, Extent]:
 
 
 def _within(extent: Extent, bound: Extent) -> bool:
-    """Return whether 0 <= extent < bound for certain."""
     low, high = _lowest(extent), _highest(extent)
     if low is None or low < 0 or high is None:
         return False

@@ -72,7 +72,6 @@ def _rebuilt(node: Node, made: dict[Node, Node]) -> Node:
 
 
 def _known(node: Node, known: dict[tuple[object, ...], Node]) -> Node:
-    """Return the first node that is equal to this one."""
     values = (getattr(node, one.name) for one in fields(node))
     texts = (repr(value) if isinstance(value, float) else value for value in values)  # -0.0, nan
     return known.setdefault((type(node), *texts), node)

@@ -22,8 +22,6 @@ OfWhole = Literal["computed", "same", "false", "unsupported"]
 
 @dataclass(frozen=True, slots=True)
 class MapOp:
-    """An operation element by element."""
-
     name: str
     arity: int = 1
     _: KW_ONLY

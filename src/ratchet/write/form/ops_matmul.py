@@ -160,7 +160,6 @@ class Window:
         self.dilation = tuple(int(one) for one in (list(dilation) * count)[:count])
 
     def all_taps(self) -> list[tuple[int, ...]]:
-        """Return the index of every tap."""
         return list(itertools.product(*map(range, self.taps)))
 
     def source(

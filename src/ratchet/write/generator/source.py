@@ -228,7 +228,6 @@ class FormWriter:
         return _indented([*start, *lines, "return RATCHET_DONE;", "}"]), evaluator.used
 
     def _epilogues(self) -> dict[Stage, tuple[LoopNest, ...]]:
-        """Return the nests that products compute, by the products' stages."""
         found: dict[Stage, tuple[LoopNest, ...]] = {}
         home = {stage: chain for chain in self.chains for stage in chain.stages}
         for place, stage in enumerate(self.plan.stages):

@@ -341,7 +341,6 @@ def _bound_s(said: Screening) -> float | None:
 
 
 def open_bench(court: Court, config: LearnConfig) -> ScreeningBench:
-    """Return the bench that a config names: with a clock, or with the emulator."""
     if config.target:
         return EmulatedBench(court, target=config.target)
     return ScreeningBench(court, rival=config.rival)

@@ -246,7 +246,6 @@ def _setting(name: str, annotation: object, default: object) -> LearnSetting:
 
 
 def check_range(fine: bool, name: str, value: object, rule: str) -> None:
-    """Raise a LearnError with the rule unless a value is `fine`."""
     if not fine:
         raise LearnError(f"{name} {value!r} is out of range: give {rule}")
 

@@ -145,8 +145,6 @@ class TaughtAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CorpusCard(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts and hashes of a corpus, part by part."""
-
     hash: str
     counts: dict[str, int]
     duplicates: int

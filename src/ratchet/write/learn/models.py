@@ -15,6 +15,7 @@ from ratchet.base.errors import LearnError
 from ratchet.base.files import write_whole
 from ratchet.base.process.memory import free_bytes
 from ratchet.base.serialise import encoded
+from ratchet.base.text import train_bytes
 from ratchet.write.learn.config import SIZES, LearnConfig
 from ratchet.write.learn.languages import ANSWER, END, JUDGED, TASK, choice_words
 
@@ -80,20 +81,12 @@ def fit_threads(model: PreTrainedModel) -> None:
 
 
 def train_tokenizer(texts: Sequence[str], size: int) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of `size` tokens for these texts and for every schedule."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import decoders
     from transformers import PreTrainedTokenizerFast
 
     words = choice_words()
-    own = Tokenizer(models.BPE())
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    own = train_bytes(_pieces(texts), size - len(words) - 5)
     own.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size - len(words) - 5,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    own.train_from_iterator(_pieces(texts), trainer)
     found = PreTrainedTokenizerFast(
         tokenizer_object=own, eos_token=END, pad_token=PAD, padding_side="left"
     )

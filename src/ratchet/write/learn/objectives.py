@@ -439,7 +439,6 @@ class Reinforcement(Objective):
 
 
 def read_candidate(language: AnswerLanguage, task: LearnTask, answer: str) -> Proposal | None:
-    """Return the kernel that an answer proposes; None if it holds none."""
     found = language.read(task, answer)
     return None if isinstance(found, str) else found
 

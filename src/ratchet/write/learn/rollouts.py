@@ -132,7 +132,6 @@ def read_answer(
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Return rows of tokens as one tensor, padded at the end."""
     longest = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])
 

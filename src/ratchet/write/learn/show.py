@@ -54,7 +54,6 @@ RESULT, PAGE = "result.json", "report.html"
 
 
 def write_report(report: LearnReport, folder: Path) -> dict[str, str]:
-    """Write result.json and the page; return their paths."""
     write_whole(folder / RESULT, encoded(report, indent=2))
     write_whole(folder / PAGE, render_learn_page(report).encode())
     return {"result": str(folder / RESULT), "page": str(folder / PAGE)}

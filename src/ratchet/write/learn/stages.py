@@ -272,7 +272,6 @@ def moved_back(
 
 
 def _tokenizer(config: LearnConfig, corpus: Corpus, folder: Path) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a resumed run, or learn one."""
     from transformers import AutoTokenizer
 
     place = folder / TOKENIZER

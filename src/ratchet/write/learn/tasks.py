@@ -113,7 +113,6 @@ def by_family(tasks: Sequence[LearnTask]) -> Names:
 
 
 def tasks_of(names: Iterable[tuple[str, str]], language: str) -> Iterable[LearnTask]:
-    """Yield the tasks of `make_tasks` for pairs of family and name."""
     for family, name in names:
         try:
             yield task_of(as_problem(name), family, language=language)

@@ -22,6 +22,7 @@ from ratchet.train.graph.nodes import (
     is_causal_mask,
     is_open_mask,
     operands,
+    other_operand,
     tensor,
     through_casts,
     value,
@@ -179,7 +180,8 @@ def _install_rope(node: Node, scope: Scope) -> None:
     assert found is not None
     plain, turned, rotation = found
     x = _rotated_source(rotation)
-    cos, sin = _other_operand(plain, x), _other_operand(turned, rotation)
+    pairs = ((plain, x), (turned, rotation))
+    cos, sin = (through_casts(other_operand(*one)) for one in pairs)
     scope.require_movable([node, plain, turned, rotation])
     heads_last = _heads_dimension(x, cos, sin) == 2
     dtype = tensor(node).dtype
@@ -240,14 +242,6 @@ def _part_of(node: object, place: int) -> tuple[Node, int] | None:
     if width % 2 or size != wanted or dim not in (-1, rank - 1):
         return None
     return source, place % 2
-
-
-def _other_operand(product: Node, known: Node) -> Node:
-    both = operands(product)
-    if both is None or known not in both:
-        raise Declined(f"{product} does not multiply {known}")
-    other = both[1] if both[0] is known else both[0]
-    return through_casts(as_node(other))
 
 
 def _heads_dimension(x: Node, cos: Node, sin: Node) -> int:

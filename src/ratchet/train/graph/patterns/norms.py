@@ -22,6 +22,7 @@ from ratchet.train.graph.nodes import (
     calls,
     only_user,
     operands,
+    other_operand,
     tensor,
     through_casts,
     value,
@@ -213,7 +214,7 @@ def _by_hand(rsqrt: Node) -> Norm:
     scaled = only_user(rsqrt)
     if scaled is None or not calls(scaled, "mul"):
         raise Declined(f"the reciprocal root {rsqrt} is used by something other than one product")
-    other = _other(scaled, rsqrt)
+    other = other_operand(scaled, rsqrt)
     if other is not squared and _source_of(other) is not _source_of(squared):
         raise Declined(f"{scaled} scales {other}, not the tensor whose mean square was taken")
     casts = []
@@ -223,7 +224,7 @@ def _by_hand(rsqrt: Node) -> Norm:
         weighted = only_user(weighted)
     if weighted is None or not calls(weighted, "mul"):
         raise Declined(f"the normalised {scaled} is not multiplied by a weight alone")
-    weight = _other(weighted, casts[-1] if casts else scaled)
+    weight = other_operand(weighted, casts[-1] if casts else scaled)
     return Norm(
         x=_source_of(squared),
         parameters=(weight,),
@@ -231,13 +232,6 @@ def _by_hand(rsqrt: Node) -> Norm:
         end=weighted,
         members=(*inner, rsqrt, scaled, *casts, weighted),
     )
-
-
-def _other(product: Node, known: Node) -> Node:
-    both = operands(product)
-    if both is None or known not in both:
-        raise Declined(f"{product} is not a plain product")
-    return as_node(both[1] if both[0] is known else both[0])
 
 
 RMS_NORM = Pattern(

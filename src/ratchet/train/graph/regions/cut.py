@@ -273,7 +273,6 @@ class _Cutter:
         return groups.parts()
 
     def products(self) -> list[list[Node]]:
-        """Return each product with its prologue and epilogue."""
         found: dict[frozenset[Node], list[Node]] = {}
         for node in self._nodes:
             if self._kinds[node] == "product":

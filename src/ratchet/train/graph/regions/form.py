@@ -88,7 +88,6 @@ def aligned(here: Graph, other: Graph) -> dict[Node, Node]:
 
 
 def same_call(one: Node, two: Node) -> bool:
-    """Return True if two nodes call the same operation on nodes of the same names."""
     if one.op != two.op or one.target != two.target or len(one.args) != len(two.args):
         return False
     names = ([node.name for node in given.all_input_nodes] for given in (one, two))

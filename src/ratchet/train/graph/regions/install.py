@@ -65,7 +65,6 @@ class RegionSite:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read what `to_text` returned."""
         name, reference, outputs = json.loads(text)
         forms = tuple((tuple(shape), dtype, device) for shape, dtype, device in outputs)
         return cls(name=name, reference=reference, outputs=forms)

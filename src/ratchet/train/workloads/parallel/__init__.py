@@ -69,7 +69,6 @@ class ParallelLayout:
 
     @property
     def world(self) -> int:
-        """Return the number of ranks."""
         return self.data * self.tp * self.pp * self.cp
 
     @property

@@ -120,7 +120,6 @@ class TileNest:
         return self._moved(self.nest.place_of(node.shape, axes))
 
     def read_index(self, over: Sequence[Extent]) -> Index:
-        """Return the index of a tensor over the whole nest."""
         return self._moved(self.nest.place_of(over, tuple(range(len(self.nest.sizes)))))
 
     def _moved(self, index: Index) -> Index:
