@@ -207,6 +207,7 @@ class Occupancy:
     """The waves of a kernel that one SIMD holds at a time, and what limits them."""
 
     waves_per_simd: int
+    workgroups: int  # that a compute unit holds; on RDNA, that a work-group processor does
     limit: str  # `registers`, `lds`, `workgroups`, or `none` at the hardware's own maximum
 
 
@@ -229,8 +230,8 @@ def occupancy(
     if workgroup_waves > 1:
         groups["workgroups"] = architecture.max_workgroups_per_unit
     limit = min(groups, key=lambda name: groups[name])
-    resident = groups[limit] * workgroup_waves
-    waves = min(by_registers, -(-resident // architecture.simds_per_unit))
+    held = groups[limit]
+    waves = min(by_registers, -(-held * workgroup_waves // architecture.simds_per_unit))
     if waves == architecture.max_waves_per_simd:
         limit = "none"
-    return Occupancy(waves_per_simd=waves, limit=limit)
+    return Occupancy(waves_per_simd=waves, workgroups=held, limit=limit)

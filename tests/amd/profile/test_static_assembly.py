@@ -213,7 +213,9 @@ def test_registers_limit_occupancy(target: str, vgprs: int, waves: int) -> None:
 def test_lds_and_workgroups_limit_occupancy() -> None:
     cdna3, cdna4 = ARCHITECTURES["gfx942"], ARCHITECTURES["gfx950"]
     by_lds = occupancy(cdna3, vgprs=32, lds_bytes=20_000, workgroup_waves=4)
-    assert (by_lds.waves_per_simd, by_lds.limit) == (3, "lds")
+    assert (by_lds.waves_per_simd, by_lds.workgroups, by_lds.limit) == (3, 3, "lds")
+    narrow = occupancy(cdna3, vgprs=32, lds_bytes=13_000, workgroup_waves=1)
+    assert (narrow.waves_per_simd, narrow.workgroups) == (2, 5)
     more = occupancy(cdna4, vgprs=32, lds_bytes=20_000, workgroup_waves=4)
     assert more.waves_per_simd == 8
     too_much = occupancy(cdna3, vgprs=32, lds_bytes=70_000, workgroup_waves=4)

@@ -136,8 +136,8 @@ def test_every_kernel_that_the_step_would_run_is_judged_for_the_target(
     assert step["products"]["time_s"] > 0 and 0.9 < step["covered"] <= 1
     parts = (step["products"]["time_s"], step["kernels"]["time_s"])
     assert step["predicted"]["time_s"] == pytest.approx(sum(parts))
-    assert "rms_norm_forward: it spills" in step["left_out"]
-    assert "rope_backward: case timed: off" in step["left_out"]
+    assert {"rms_norm_forward", "rope_backward"} <= {*step["left_out"]}
+    assert rows["rms_norm_forward"]["no_prediction"] == "it spills"
     assert all(kernel.language == "triton" for kernel, _, _ in asked)
     assert {terms.target for _, _, terms in asked} == {"gfx942"}
     (rope,) = (problem for kernel, problem, _ in asked if kernel.entry == "rope_forward")

@@ -228,6 +228,8 @@ def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
     wrong = TargetKernel(
         **about, entry="rope_backward", sites=(unbounded,), status="wrong", reason="case timed: off"
     )
+    silent = replace(unbounded, no_prediction="it spills")
+    spilled = replace(right, entry="norm", sites=(silent,))
     site = CapturedSite(
         pattern="rope",
         kernel="rope",
@@ -244,7 +246,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
         device="MI300X",
         arithmetic="bf16_master",
         sites=(site, replace(site, pattern="adamw", kernel="adamw", shapes=MANY)),
-        kernels=(right, wrong),
+        kernels=(right, wrong, spilled),
         predicted=PredictedStep(kernels=time, products=None, covered=0.25, left_out=("the host",)),
     )
     print_report(dry_run_report(plan), console)
@@ -257,6 +259,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
     assert "Predicted, not measured: 2.00 µs (0.80 to 10.0) of a step, 25% of its" in said
     assert "Not in it: the host." in said
     assert "rope_backward 2 - - - wrong" in said and "rope_backward: case timed: off" in said
+    assert "norm 2 - - - correct" in said and "norm: it spills" in said
 
 
 def test_a_plan_without_call_sites_says_so() -> None:

@@ -142,7 +142,7 @@ def test_a_predicted_step_adds_kernels_and_products_and_tells_the_rest() -> None
     assert whole is not None and whole.time_s == pytest.approx(5e-3)
     assert whole.low_s == pytest.approx(found.kernels.low_s + found.products.low_s)
     assert found.covered == pytest.approx(2 / 3)  # the backward attention is not in it
-    assert found.left_out[:2] == ("attention_backward: it spills", "rope_forward: it spills")
+    assert found.left_out[:2] == ("attention_backward", "rope_forward")
     assert "regions" in found.left_out[2] and "the host" in found.left_out[-1]
 
     alone = predicted_step(rows[3:], [body], planned, **about | {"precision": "fp32"})

@@ -217,7 +217,7 @@ def played(
 
     `wave_instructions` are those of a whole wave, on average.
     """
-    kernel, waves, lds = launch.kernel, launch.waves, launch.lds_bytes
+    kernel, waves = launch.kernel, launch.waves
     rates, architecture = RATES[kernel.target], ARCHITECTURES[kernel.target]
     engine, bandwidth = device.number("max_engine_clock"), device.memory_bytes_per_s()
     if not (device.units and engine and bandwidth):
@@ -230,13 +230,10 @@ def played(
     held = occupancy(
         architecture,
         vgprs=max(1, kernel.vgprs),
-        lds_bytes=lds,
+        lds_bytes=launch.lds_bytes,
         workgroup_waves=waves,
     )
-    resident = max(1, held.waves_per_simd * simds // waves)
-    if lds:
-        room = architecture.lds_bytes_per_unit * simds // architecture.simds_per_unit
-        resident = max(1, min(resident, room // lds))
+    resident = max(1, held.workgroups * simds // architecture.simds_per_unit)
     dies = int(device.number("xcds") or 1)
     units = max(1, units // dies)
     share = math.ceil(launch.workgroups / dies)  # workgroups of one die

@@ -140,11 +140,10 @@ def bound_on(
     device: CatalogueDevice, target: str, kernels: Sequence[EmulatedKernel]
 ) -> EmulatedBound | None:
     """Return the bound of one call on a device; None if the catalogue lacks one of its rates."""
-    units, clock_ghz = device.number("compute_units"), device.number("max_engine_clock")
+    units, clock_ghz = device.units, device.number("max_engine_clock")
     bandwidth = device.memory_bytes_per_s()
     if not units or not clock_ghz or not bandwidth or not kernels:
         return None
-    units /= device.logical_devices
     clock = clock_ghz * 1e9
     family = _family(target)
     rows = []

@@ -90,7 +90,11 @@ class TargetKernel:
 
     def to_json(self) -> dict[str, object]:
         time = self.step_predicted
-        about = {"calls": self.calls, "step_bound_s": self.step_bound_s}
+        about = {
+            "calls": self.calls,
+            "step_bound_s": self.step_bound_s,
+            "no_prediction": self.no_prediction,
+        }
         return {**asdict(self), **about, "step_predicted": None if time is None else asdict(time)}
 
 
@@ -125,11 +129,9 @@ def predicted_step(
     """Return the sum of the predicted parts, and what they leave out."""
     ours = [one for one in kernels if one.library != "region"]
     known = [one for one in ours if one.step_predicted is not None]
-    left_out = [
-        f"{one.entry}: {one.no_prediction or one.reason}" for one in ours if one not in known
-    ]
+    left_out = [one.entry for one in ours if one not in known]
     if any(one.library == "region" for one in kernels):
-        left_out.append("kernels written for the step's own regions")
+        left_out.append("kernels for the step's own regions, which may do parts of the others")
     # A kernel that multiplies by the head takes the three products of tokens, words and features.
     head = [one for one in ours if one.entry == HEAD and one.status == "correct"]
     taken = [

@@ -510,8 +510,11 @@ def _emulated(plan: DryRun) -> tuple[m.ReportBlock, ...]:
         m.Column("predicted", lambda row: one.words if (one := row.step_predicted) else ABSENT),
         m.Column("verdict", "status"),
     )
-    others = [one for one in plan.kernels if one.status != "correct"]
-    reasons = [m.note(f"{one.entry}: {one.reason}", on="both") for one in others]
+    reasons = (
+        m.note(f"{one.entry}: {why}", on="both")
+        for one in plan.kernels
+        if (why := one.reason if one.status != "correct" else one.no_prediction)
+    )
     return said, m.ResultTable(columns, plan.kernels), *reasons, *_predicted(plan.predicted)
 
 
@@ -524,8 +527,8 @@ def _predicted(step: PredictedStep | None) -> tuple[m.ReportBlock, ...]:
     known = [f"{name} {time.words}" for name, time in parts.items() if time is not None]
     share = "" if step.covered is None else f"{step.covered:.0%} of its products and attention: "
     said = f"Predicted, not measured: {whole.words} of a step, {share}{', '.join(known)}."
-    left = [f"Not in it: {one}." for one in step.left_out]
-    return m.note(said, on="both"), *(m.note(one, on="both") for one in left)
+    left = f"Not in it: {'; '.join(step.left_out)}."
+    return m.note(said, on="both"), m.note(left, on="both")
 
 
 def _bound_by(kernel: TargetKernel) -> str:
