@@ -100,6 +100,17 @@ def test_the_first_touch_of_a_line_comes_from_memory() -> None:
     assert cycles(f"{load}\n{load}") - first == pytest.approx(rates.l1_latency, abs=30)
 
 
+def test_a_line_that_is_stored_to_is_written_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = replace(architectures.RATES["gfx942"], memory_share=0.001)
+    monkeypatch.setitem(architectures.RATES, "gfx942", slow)
+    load, store = "global_load_dword v6, v0, s[4:5]", "global_store_dword v0, v1, s[4:5]"
+    none, one, three = (
+        cycles("\n".join([load, *[store] * count, f"{load} offset:2048", "s_waitcnt vmcnt(0)"]))
+        for count in (0, 1, 3)
+    )
+    assert one > 1.3 * none and three == pytest.approx(one, rel=0.05)
+
+
 def test_scattered_lanes_take_longer_than_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = replace(architectures.RATES["gfx942"], l1_latency=8, l2_latency=8, memory_latency=8)
     monkeypatch.setitem(architectures.RATES, "gfx942", fast)

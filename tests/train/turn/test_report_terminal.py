@@ -259,7 +259,7 @@ def test_a_plan_for_a_gpu_that_is_not_here_lists_verdicts_and_bounds() -> None:
     assert "Predicted, not measured: 2.00 µs (0.80 to 10.0) of a step, 25% of its" in said
     assert "Not in it: the host." in said
     assert "rope_backward 2 - - - wrong" in said and "rope_backward: case timed: off" in said
-    assert "norm 2 - - - correct" in said and "norm: it spills" in said
+    assert "norm 2 - - - correct" in said and "norm at the step's sizes: it spills" in said
 
 
 def test_a_plan_without_call_sites_says_so() -> None:

@@ -16,7 +16,7 @@ struct Clock {
     // the last workgroup in another one's place; steady: an eighth of the steps, and the first wave's end
 };
 constexpr double QUEUE_CYCLES = 64;  // assumed: work that a unit holds before a wave must wait to issue
-struct Tag { u64 line, used; double ready; };  // the number of a line plus one; zeros: none
+struct Tag { u64 line, used; double ready; bool dirty; };  // the number of a line plus one; zeros: none
 struct Cache {  // least recently used of 16 ways; `ready` is when a line's bytes are there. Pages that no line needs stay untouched
     static constexpr u32 WAYS = 16; u32 shift; u64 sets, tick = 0; std::unique_ptr<Tag[], decltype(&free)> tags;
     Cache(u64 bytes, u32 line)
@@ -30,7 +30,7 @@ struct Cache {  // least recently used of 16 ways; `ready` is when a line's byte
             if (row[i].line == line + 1) { hit = true; row[i].used = ++tick; return row[i]; }
             if (row[i].used < old->used) old = row + i;
         }
-        hit = false; old->line = line + 1; old->used = ++tick; return *old;
+        hit = old->dirty = false; old->line = line + 1; old->used = ++tick; return *old;
     }
 };
 struct Played {  // a wave
@@ -63,8 +63,8 @@ struct Player {
     double beyond(u64 line, double now, bool store) {
         double at = most(now, l2_free); l2_free = at + k.l1.line / k.l2.bytes_per_cycle;
         bool hit; Tag& tag = l2.find(line, hit); k.accesses[1]++; k.hits[1] += hit;
-        if (hit) return most(at + k.l2.latency, tag.ready);
-        if (store) { memory_free = most(memory_free, at) + k.l2.line / k.memory.bytes_per_cycle; tag.ready = at + k.l2.latency; return tag.ready; }  // no read before a write
+        if (store && !tag.dirty) { memory_free = most(memory_free, at) + k.l2.line / k.memory.bytes_per_cycle; tag.dirty = true; }  // it will be written back
+        if (hit || store) return tag.ready = most(at + k.l2.latency, tag.ready);  // no read before a write
         double done;
         if (k.mall.bytes) {
             bool near; mall.find(line, near); k.accesses[2]++; k.hits[2] += near;

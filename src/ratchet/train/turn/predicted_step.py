@@ -22,7 +22,7 @@ ProductTimes = Callable[[str, Sequence[StepProduct]], float | None]
 PRODUCT_SPAN: Final = (0.8, 1.2)
 """Factors of the interval of the planner's products: on seven large products of two traces of
 MI300X, its formula erred by -17 to +25 % (docs/how-to/plan.md)."""
-NO_SIZES: Final = "its sizes at the step's batch are not known"
+NO_SIZES: Final = "they are not known"
 HEAD: Final = "linear_cross_entropy"
 NEVER: Final = (
     "element-wise operations, copies and sums outside of these kernels, the start of launches, and "

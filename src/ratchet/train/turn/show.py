@@ -511,9 +511,11 @@ def _emulated(plan: DryRun) -> tuple[m.ReportBlock, ...]:
         m.Column("verdict", "status"),
     )
     reasons = (
-        m.note(f"{one.entry}: {why}", on="both")
+        m.note(f"{one.entry}: {one.reason}", on="both")
+        if one.status != "correct"
+        else m.note(f"{one.entry} at the step's sizes: {one.no_prediction}", on="both")
         for one in plan.kernels
-        if (why := one.reason if one.status != "correct" else one.no_prediction)
+        if one.status != "correct" or one.no_prediction
     )
     return said, m.ResultTable(columns, plan.kernels), *reasons, *_predicted(plan.predicted)
 
