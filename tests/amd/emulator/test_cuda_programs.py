@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from ratchet.amd.compile import hip_compiler
 from ratchet.amd.emulator import hip_runtime
 from ratchet.amd.emulator.hip_runtime import CLOSED, GpuMemory
-from ratchet.base.errors import PortError
+from ratchet.base.errors import KernelError, PortError
 from ratchet.judge.sandbox.rocm import bitcode_folder, find_tool
 
 pytest.importorskip("tree_sitter_cuda", reason="tree-sitter is not installed")
@@ -102,6 +103,17 @@ def test_a_command_names_sources_first() -> None:
     assert sources_of(["main.cpp", "k.cu", "3"]) == [Path("main.cpp"), Path("k.cu")]
     with pytest.raises(PortError, match=r"nowhere\.cu is no file"):
         compile_program([Path("nowhere.cu")], "gfx942")
+
+
+def test_missing_device_libraries_are_no_fault_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hip_compiler, "find_tool", lambda name: name)
+    monkeypatch.setattr(hip_compiler, "bitcode_folder", lambda: None)
+    monkeypatch.setattr(hip_compiler, "hip_headers", lambda: tmp_path)
+    (tmp_path / "main.cu").write_text("int main() {}\n")
+    with pytest.raises(KernelError, match=r"device libraries are installed: .*rocm-device-libs"):
+        compile_program([tmp_path / "main.cu"], "gfx942")
 
 
 def test_only_what_a_program_includes_is_read(

@@ -31,7 +31,7 @@ BITCODE_FILES: Final = ("ocml", "ockl", "oclc_finite_only_off", "oclc_unsafe_mat
 OLDER_VERSIONS: Final = {"942": "940", "950": "940", "1100": "1030", "1201": "1030"}
 """The version that stands in for a GPU that device libraries of ROCm 5 do not know yet."""
 NEEDS: Final = (
-    "a torch extension is emulated where {missing} installed: pip install triton, "
+    "code with a host's side is emulated where {missing} installed: pip install triton, "
     "apt install rocm-device-libs"
 )
 UNNAMED: Final = "-fuse-cuid=none"

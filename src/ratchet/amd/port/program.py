@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from ratchet.amd.compile.hip_compiler import whole_hip
 from ratchet.amd.compile.process import ProfileProcess
 from ratchet.amd.emulator.extension_build import PROGRAM
 from ratchet.amd.emulator.hip_build import build_program
@@ -58,11 +59,12 @@ def compile_program(sources: Sequence[Path], target: str) -> Path:
     Headers are found in the tree below the sources' common folder, or as far up as their includes
     go, and only what is included is read. Macros are tried that the nearest build gives. The
     compiler runs in a sandbox. Raises PortError (a source cannot be read); KernelError (the first
-    error of the compiler).
+    error of the compiler, or what of HIP is not installed).
     """
     for one in sources:
         if not one.is_file():
             raise PortError(f"{one} is no file: name the sources of a program, then its arguments")
+    whole_hip()  # without the device libraries, names of the host's side would look undeclared
     root = Path(os.path.commonpath([one.absolute().parent for one in sources]))
     for _ in range(_levels(sources)):
         root = root.parent
