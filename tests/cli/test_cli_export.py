@@ -19,7 +19,7 @@ SCRIPT = "model = make()\noptimizer = AdamW(model.parameters())\n"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RATCHET_LEDGER", str(tmp_path / "ledger.db"))
     monkeypatch.chdir(tmp_path)
-    recipe(StepConfig(), kernels=()).save(tmp_path / "recipe.json")
+    recipe(StepConfig(compile_mode="default"), kernels=()).save(tmp_path / "recipe.json")
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
 

@@ -98,7 +98,7 @@ def test_a_script_without_a_place_is_refused(script: str, why: str) -> None:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    recipe(StepConfig()).save(tmp_path / "recipe.json")
+    recipe(StepConfig(compile_mode="default")).save(tmp_path / "recipe.json")
     return tmp_path
 
 
@@ -126,6 +126,9 @@ def test_a_patch_that_cannot_be_made_writes_nothing(folder: Path) -> None:
         export_patch(folder / "recipe.json", folder / "none.py", out)
     with pytest.raises(RecipeError, match="cannot be read"):
         export_patch(folder / "none.json", script, out)
+    recipe(StepConfig()).save(folder / "empty.json")
+    with pytest.raises(PublishError, match="keeps the step as it is written"):
+        export_patch(folder / "empty.json", script, out)
     with pytest.raises((PublishError, FileError)):
         export_patch(folder / "recipe.json", script, folder / "no" / "out.patch")
     script.write_bytes(b"\xff\xfe")

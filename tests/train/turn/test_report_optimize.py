@@ -74,6 +74,10 @@ def test_losses_that_were_not_compared_have_their_reason(why: str) -> None:
     assert f"The losses were not compared: {why}." in terminal(found)
 
 
+def test_gradients_of_the_step_as_written_are_no_check() -> None:
+    assert "no other gradients to check" in terminal(as_result(make_result(recipe_is="as_written")))
+
+
 def test_an_interval_that_excludes_one_is_not_called_no_difference() -> None:
     document = make_result()
     speedup = {"ratio": 1.30, "low": 1.17, "high": 1.44, "answer": "undecided"}

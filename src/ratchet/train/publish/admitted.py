@@ -15,6 +15,7 @@ from ratchet.judge.court.court import Court
 from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.kernels.library import LIBRARY
 from ratchet.judge.terms import JudgedKernel, Terms
+from ratchet.train.publish.patch import recipe_of
 from ratchet.train.recipe import Recipe
 from ratchet.train.recipe.installed import AnyKernel, ready_kernels
 
@@ -53,7 +54,7 @@ def admit(path: Path, ledger: str | None) -> AdmittedRecipe:
     Raises RecipeError (a recipe that is missing or damaged); PublishError (no kernel in it, or none
     that is proven here).
     """
-    recipe = Recipe.load(path)
+    recipe = recipe_of(path)
     if not recipe.kernels:
         raise PublishError(
             f"recipe {path} holds no kernels, only settings of the step: there is nothing to "

@@ -17,6 +17,7 @@ from ratchet.base.files import check_new_file, why_not_file, write_whole
 from ratchet.base.git import diff_of
 from ratchet.train.publish.export_result import ExportResult
 from ratchet.train.recipe import Recipe
+from ratchet.train.workloads.config import StepConfig
 
 LIGHTNING: Final = ("lightning", "pytorch_lightning")
 OPTIMIZER: Final = re.compile(
@@ -36,6 +37,17 @@ class Insertion:
     text: str
 
 
+def recipe_of(path: Path) -> Recipe:
+    """Read a recipe; raises PublishError if it changes nothing, RecipeError if it is damaged."""
+    recipe = Recipe.load(path)
+    if recipe.config == StepConfig() and not recipe.kernels:
+        raise PublishError(
+            f"recipe {path} keeps the step as it is written: there is nothing to export; run "
+            "`ratchet optimize` with a larger --budget"
+        )
+    return recipe
+
+
 def export_patch(recipe: Path, script: Path | None, out: Path) -> ExportResult:
     """Write a diff of a script that applies a recipe.
 
@@ -45,7 +57,7 @@ def export_patch(recipe: Path, script: Path | None, out: Path) -> ExportResult:
     if script is None:
         raise PublishError("--to patch changes a script: name it with --script train.py")
     check_new_file(out)
-    loaded = Recipe.load(recipe)
+    loaded = recipe_of(recipe)
     text = _read(script)
     new = patched(text, str(recipe), str(script), loaded.config.variables())
     name = Path(os.path.relpath(script)).as_posix()

@@ -378,7 +378,9 @@ def _samples(result: OptimizeResult) -> m.ReportSection | None:
 def _checks(result: OptimizeResult) -> m.ReportSection:
     gradients, losses = result.gradients, result.losses
     said: list[m.Inline] = ["The gradients were not checked."]
-    if gradients:
+    if gradients and gradients.passed and result.recipe_is == "as_written":
+        said = ["Nothing was kept, so there were no other gradients to check."]
+    elif gradients:
         worst = (
             f" The worst is {gradients.worst_parameter}, at {gradients.worst_ratio:.2f} times the "
             "error of the baseline's precision."
