@@ -116,7 +116,7 @@ def test_every_launch_starts_the_reference_and_its_twin_anew_on_the_candidate_s_
 
 
 def test_rivals_are_forked_where_the_reference_s_imports_are_done(
-    few_rounds: None, monkeypatch: pytest.MonkeyPatch
+    judge: KernelJudge, few_rounds: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parents: list[int] = []
     begin = Rivals.begin
@@ -129,11 +129,10 @@ def test_rivals_are_forked_where_the_reference_s_imports_are_done(
         return found
 
     monkeypatch.setattr(Rivals, "begin", noted)
-    with KernelJudge() as judge:
-        judge.begin("cpp")
-        begun = judge.reference_pid
-        assert judge.judge(given.cpp(given.HONEST), small()).status in ("correct", "proven")
-        assert judge.reference_pid == begun, "what has begun is used"
+    judge.begin("cpp")
+    begun = judge.reference_pid
+    assert judge.judge(given.cpp(given.HONEST), small()).status in ("correct", "proven")
+    assert begun is not None and judge.reference_pid == begun, "what has begun is used"
     assert len(set(parents)) == 1
     assert families.read_state(parents[0]) is None, "it ends with the verdict"
 
