@@ -111,6 +111,13 @@ def test_a_line_that_is_stored_to_is_written_back_once(monkeypatch: pytest.Monke
     assert one > 1.3 * none and three == pytest.approx(one, rel=0.05)
 
 
+def test_a_kernel_that_only_stores_takes_the_memorys_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, rates = "global_store_dword v0, v1, s[4:5]", architectures.RATES["gfx942"]
+    quick = play(store).time_s
+    monkeypatch.setitem(architectures.RATES, "gfx942", replace(rates, memory_share=1e-4))
+    assert play(store).time_s > 3 * quick  # though nothing waits for it
+
+
 def test_scattered_lanes_take_longer_than_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = replace(architectures.RATES["gfx942"], l1_latency=8, l2_latency=8, memory_latency=8)
     monkeypatch.setitem(architectures.RATES, "gfx942", fast)

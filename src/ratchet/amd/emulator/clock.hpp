@@ -51,7 +51,8 @@ struct Player {
     }
     void dispatch(u32 unit, double now) {
         const u32 group = next++;
-        if (now > 0) { if (k.refill_cycles[0] == 0) k.refill_cycles[0] = now; k.refill_cycles[1] = now; }
+        // What the memory was asked for belongs to the time: nothing waits for stores
+        if (now > 0) { k.refill_cycles[1] = most(now, memory_free); if (k.refill_cycles[0] == 0) k.refill_cycles[0] = k.refill_cycles[1]; }
         for (u32 i = 0; i < per_group; i++) {
             Played& w = waves[group * per_group + i];
             w.steps = &traces[group][i]; w.time = now; w.unit = unit; w.simd = (group / k.compute_units * per_group + i) % k.simds; w.group = group;
@@ -160,7 +161,7 @@ struct Player {
             }
             next_step(w, w.time + (unit == VALU && cost == 0 ? 0 : k.issue), number);
         }
-        k.cycles = now; k.steps = total;
+        k.cycles = most(now, memory_free); k.steps = total;
     }
     void next_step(Played& w, double time, u32 number) {
         w.at++; w.time = time; retired++;
