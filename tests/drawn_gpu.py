@@ -151,7 +151,7 @@ class DrawnArm:
     def __init__(self, name: str, world: World, clock: DeviceClock) -> None:
         self.name, self.batch_s = name, math.inf
         self.checked = self.order_looks = 0
-        self.rest_s = self.load_s = 0.0
+        self.rest_s = self.load_s = self.waited_s = self.ran_s = 0.0
         self._world, self._clock = world, clock
         self._speed = math.exp(world.starts * world.rng.normal())
 

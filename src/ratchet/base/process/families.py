@@ -238,6 +238,12 @@ def work_done(stopped: Sequence[int]) -> Work:
     return found
 
 
+def waited_s(pid: int) -> float:
+    """Return how long a process's first thread could run and had no core; 0 if it is not told."""
+    fields = _read(f"/proc/{pid}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) == 3 else 0.0
+
+
 def has_worked(since: Work) -> bool:
     """True if a family that was stopped has run since: a timer can send SIGCONT to its owner."""
     for thread, (time_ns, switches) in work_done([*{pid for pid, _ in since}]).items():

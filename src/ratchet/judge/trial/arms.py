@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from ratchet.base.measure import Arm, Timing
+from ratchet.base.process import families
 from ratchet.judge.integrity.call_order import CallOrder, Unseen, WatchedFamily
 from ratchet.judge.integrity.outputs import OutputSpots
 from ratchet.judge.integrity.own_work import LOOKING_S, PATIENCE_S, Watch
@@ -97,8 +98,14 @@ class RivalArm(RoundArm):
         super().__init__(name, rivalry, case)
         self.process = process
         self.outputs = outputs
+        self.waited_s = self.ran_s = 0.0
+        """Seconds in which its first thread waited for a core, and of its rounds as a whole."""
         self.rest_s = self.load_s = 0.0
         """Right before each batch a GPU rests for so long, and then is kept busy."""
+
+    def begin(self, seeds: RoundSeeds) -> None:
+        super().begin(seeds)
+        self.waited_s = self.ran_s = 0.0
 
     def run(self, iterations: int) -> Timing:
         """Time one batch of calls while the reference worker is stopped."""
@@ -112,7 +119,10 @@ class RivalArm(RoundArm):
             if batch.read is not None:  # as for a candidate
                 spots = OutputSpots(batch.layout, batch.memories, batch.read)
             with self._opened.reference_rests():
+                waited_s = families.waited_s(self.process.pid)
                 timing = self.process.go(batch.memories, spots)
+            self.waited_s += families.waited_s(self.process.pid) - waited_s
+            self.ran_s += timing.wall_time_s
         times = timing.wall_time_s, self.process.device_s
         self._device_clock.note(self._case, self.name, *times, trusted=True)
         return timing

@@ -31,6 +31,7 @@ from ratchet.judge.trial.decide import (
     compare_case,
     faster_reference,
     median_s,
+    own_error,
     reachable,
 )
 from ratchet.judge.trial.open_problem import OpenProblem, Rivalry
@@ -39,9 +40,9 @@ from ratchet.judge.trial.sample import CaseTiming, Launch, time_alone, time_case
 from ratchet.judge.verdict import CandidateFault, Evidence, fault
 
 FUTILE: Final = (0.1, 0.2)
-"""The next look narrows the interval to a third, the last to about half. `proven` needs SYSTEMATIC.
-If the logarithm of a kernel's ratio exceeds that of SYSTEMATIC by less than this part of the half
-width, the kernel would have to lie well over a standard error above its estimate."""
+"""The next look narrows the interval to a third, the last to about half. `proven` needs more than
+`own_error`. If the logarithm of a kernel's ratio exceeds that of this error by less than this part
+of the half width, the kernel would have to lie well over a standard error above its estimate."""
 
 
 def time_until_answered(
@@ -82,7 +83,7 @@ def time_until_answered(
         if looks == len(later_s):
             return True
         answer = compare_case(timing)
-        return _answered(answer) or _futile(answer, FUTILE[looks])
+        return _answered(answer) or _futile(answer, FUTILE[looks], own_error(timing))
 
     def take_more(looks: int) -> bool:
         nonlocal timing
@@ -97,6 +98,7 @@ def time_until_answered(
             samples=[*timing.samples, *more.samples],
             checked=timing.checked + more.checked,
             order_looks=timing.order_looks + more.order_looks,
+            waited=max(timing.waited, more.waited),
         )
         return True
 
@@ -114,10 +116,10 @@ def _answered(found: Ratio) -> bool:
     return found.answer != "undecided"
 
 
-def _futile(found: Ratio, share: float) -> bool:
-    """Return True if more samples could hardly find the kernel faster."""
+def _futile(found: Ratio, share: float, error: float) -> bool:
+    """Return True if more samples could hardly find the kernel faster by more than the `error`."""
     half_width = math.log(found.high / found.low) / 2
-    return math.log(found.ratio / SYSTEMATIC) < share * half_width
+    return math.log(found.ratio / error) < share * half_width
 
 
 # See that a Python kernel's gain remains when each call is alone in its batch.

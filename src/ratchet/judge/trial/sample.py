@@ -64,6 +64,7 @@ class CaseTiming:
     order_looks: int = 0  # Moments at which a compiled kernel's calls came one after another
     unseen: str = ""  # Why it is unknown whose code works, if it was seen at work too rarely
     among: int = 1  # Verdicts that share one chance of a false answer, each at a stricter level
+    waited: float = 0.0  # Share of the rivals' time in which they waited for a core
 
     def as_json(self) -> list[TimedSample]:
         """Return the samples as the verdict keeps them."""
@@ -124,6 +125,7 @@ class _CaseLaunches:
         self._plan: TimingPlan | None = None
         self._samples: list[Sample] = []
         self._checked = self._looks = 0
+        self._waited_s = self._ran_s = 0.0  # Of the rivals, in all launches
         self._watched: set[tuple[int, int]] = set()
         self._handed = secrets.randbelow(MIN_LAUNCHES)
         """The launch in which a probe's calls share their tensors."""
@@ -154,6 +156,7 @@ class _CaseLaunches:
             checked=self._checked,
             order_looks=self._looks,
             among=self._rivalry.among,
+            waited=self._waited_s / self._ran_s if self._ran_s else 0.0,
         )
 
     def _more(self, launch: int) -> bool:
@@ -201,6 +204,8 @@ class _CaseLaunches:
             )
             self._checked += candidate.checked
             self._looks = candidate.order_looks
+            self._waited_s += sum(arm.waited_s for arm in reference)
+            self._ran_s += sum(arm.ran_s for arm in reference)
             if watch is not None and not self._more(launch + 1):
                 candidate.watch_until_enough(calls, watch)
             process.pause()

@@ -373,3 +373,19 @@ class CountingArm:
         """Nothing but the count."""
         self.ran.append(iterations)
         return Timing(wall_time_s=1.0, cpu_time_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("gain", "waited", "status"),
+    [(1.2, 0.0, "proven"), (1.2, 0.4, "correct"), (1.4, 0.4, "proven"), (0.5, 0.4, "correct")],
+)
+def test_a_gain_that_a_busy_machine_may_give_is_not_proven(
+    gain: float, waited: float, status: str
+) -> None:
+    found = conclude([replace(timing(gain, noise=0.002), waited=waited)], rivalry(SLOW_ENOUGH))
+    assert found.status == status, found.reason
+    if gain == 1.2 and waited:
+        assert "the reference waited for cores 40% of its time, and up to 1.25x" in found.reason
+        assert found.reason.endswith(": judge again") and found.not_timed
+    if gain < 1:
+        assert "slower" in found.reason and not found.not_timed
