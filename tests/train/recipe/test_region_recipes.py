@@ -294,13 +294,11 @@ def test_a_second_workloads_region_starts_from_the_first_ones_kernel(
 
 
 def test_without_a_proven_region_kernel_no_graph_is_captured(tmp_path: Path) -> None:
-    with Ledger.open(f"sqlite:///{tmp_path / 'ledger.db'}") as ledger:
-        found = trials(tmp_path, [])
-        found.turn.ledger = ledger
-        ledger.record_problem("p", "rms_norm_forward", {}, fingerprint=here())
-        found._proven_problems = lambda: {"rms_norm_forward": ["p"]}  # type: ignore[method-assign]
-        found.regions_of = never  # type: ignore[assignment]
-        assert found.recall(NOTHING, [STEP]) is NOTHING
+    turn: Any = SimpleNamespace(**vars(trials(tmp_path, []).turn))
+    turn.ledger = SimpleNamespace(proven_problems=lambda _: {"rms_norm_forward": ["p"]})
+    found = RegionTrials(turn=turn)
+    found.regions_of = never  # type: ignore[assignment]
+    assert found.recall(NOTHING, [STEP]) is NOTHING
 
 
 def never(*given: Any) -> Any:

@@ -64,7 +64,6 @@ def compile_program(sources: Sequence[Path], target: str) -> Path:
     for one in sources:
         if not one.is_file():
             raise PortError(f"{one} is no file: name the sources of a program, then its arguments")
-    whole_hip()  # without the device libraries, names of the host's side would look undeclared
     root = Path(os.path.commonpath([one.absolute().parent for one in sources]))
     for _ in range(_levels(sources)):
         root = root.parent
@@ -247,6 +246,7 @@ def _levels(sources: Sequence[Path]) -> int:
 def _built(
     texts: Mapping[str, str], units: Sequence[str], target: str, scanned: Sequence[ScannedFile]
 ) -> Path:
+    whole_hip()  # without the device libraries, names of the host's side would look undeclared
     by_end = by_last_name(texts)
     found = (header_folders(one, texts, by_end) for one in units if one in texts)
     folders = list(dict.fromkeys(itertools.chain(*found)))

@@ -146,7 +146,7 @@ def see_alone(
         if calls_of(rivalry, timing.case) == 1:
             shares.append(1.0)
             continue
-        together_s = median_s(timing, faster_reference(timing)) - median_s(timing, CANDIDATE)
+        together_s = _saved_s(timing)
         saved = _saved_alone_s(timing.case, rivalry, process, together_s)
         words = (
             f"on {timing.name} it saves {1e3 * together_s:.3g} ms a call where calls share a "
@@ -159,6 +159,11 @@ def see_alone(
         told += [words] if shares[-1] < 1 else []
     remaining = f"the gain remains where each call is alone: {', '.join(checked) or 'each is'}"
     return geometric_mean(shares), "; ".join(told) or remaining
+
+
+def _saved_s(timing: CaseTiming) -> float:
+    """Return the seconds that a call saves where calls share a batch."""
+    return median_s(timing, faster_reference(timing)) - median_s(timing, CANDIDATE)
 
 
 def kept_share(reference_s: float, together_s: float, alone_s: Sequence[float]) -> float:
