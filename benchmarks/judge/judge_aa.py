@@ -3,8 +3,9 @@
     python benchmarks/judge/judge_aa.py [--verdicts 500] [--seed 0] [--busy 0] [--minutes 40]
                                   [--kinds suite,cpp,blocks] [--scale 0.5] [--out judge_aa.jsonl]
 
-A verdict takes 2 to 6 s on two quiet Zen 4 cores. Plan 40 minutes for 500, and several times that
-beside --busy processes. Stop it when you like, by Ctrl-C or --minutes, and start it again to go on.
+A verdict takes 1 to 20 s on two quiet Zen 4 cores, 9 in the median. Plan 75 minutes for 500, and
+three times that beside --busy processes. Stop it when you like, by Ctrl-C or --minutes, and start
+it again to go on.
 
 Three kinds of problems take turns. `suite` is the training suite's references at `ci` sizes, as
 Python kernels. `cpp` is shipped C++ kernels, each judged against a reference that calls the same

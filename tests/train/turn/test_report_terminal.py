@@ -89,6 +89,20 @@ def test_the_table_has_every_arm_and_figure(result: dict[str, Any]) -> None:
     assert "2.14 GiB" in said
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_way_of_running_that_is_another_one_has_no_row(same: bool) -> None:
+    """A recipe in fp32 keeps the arithmetic of a step in fp32."""
+    document = make_result()
+    by_key = {arm["key"]: arm for arm in document["arms"]}
+    other = {**by_key["ratchet"]["config"], "precision": "bf16"}
+    for key in ("best_compile_same", "same_arithmetic"):
+        whole = by_key["best_compile" if key == "best_compile_same" else "ratchet"]
+        by_key[key]["config"] = whole["config"] if same else other
+    said = _said(document)
+    assert ("Ratchet, arithmetic" in said) is not same
+    assert said.count("torch.compile's best,") == (0 if same else 1)
+
+
 def test_kept_and_dropped_come_with_their_reasons(result: dict[str, Any]) -> None:
     said = " ".join(_said(result, 200).split())
     assert "kernel:attention 1.29x (1.27 to 1.31) the step is not faster without it" in said

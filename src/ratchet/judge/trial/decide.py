@@ -29,8 +29,8 @@ differ, and more pairs do not average that out (`judge_aa.py`). So a kernel is f
 only if the whole interval lies above this."""
 CROWDED, CROWDED_ERROR = 0.1, 1.25
 """The judge's own error where the reference waited for cores for a larger share of its time. The
-scheduler serves arms unequally then: beside a load of 8 on two cores, 45 blocks of torch that were
-judged against themselves read 1.16x in the mean (standard error 0.03), with an interval from 1.15x
+scheduler serves arms unequally then: beside a load of 8 on two cores, 55 blocks of torch that were
+judged against themselves read 1.15x in the mean (standard error 0.03), with an interval from 1.15x
 in one. For the same CPU time the reference had waited 42 ms for cores, and the candidate 19."""
 SHORTEST_IN_PYTHON_S = 0.0002
 """A Python kernel can replace the worker's loop over a batch and make one call of all. That saves

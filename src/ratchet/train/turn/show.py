@@ -46,7 +46,13 @@ from ratchet.train.turn.comparisons import (
     turn_bar,
     with_more_time_words,
 )
-from ratchet.train.turn.optimize_result import ArmResult, OptimizeResult, StepLimit, StepProfile
+from ratchet.train.turn.optimize_result import (
+    ArmKey,
+    ArmResult,
+    OptimizeResult,
+    StepLimit,
+    StepProfile,
+)
 
 if TYPE_CHECKING:
     from ratchet.train.graph.scope import CapturedSite
@@ -185,7 +191,7 @@ def _step(result: OptimizeResult) -> m.ReportSection:
             "Medians of adjacent pairs over several process launches; the whisker is the 95 % "
             "interval."
         ),
-        m.Figure("tracks", arm_bars(result.arms), label),
+        m.Figure("tracks", arm_bars(_apart(result)), label),
         main_table(result),
         rival_words(result),
         floor_words(result.floor),
@@ -212,8 +218,22 @@ def main_table(result: OptimizeResult) -> m.ResultTable:
         m.number("start", "setup_time_s", show_time, on="page"),
     )
     return m.ResultTable(
-        columns, result.arms, marked=lambda arm: "ours" if arm.key == "ratchet" else ""
+        columns, _apart(result), marked=lambda arm: "ours" if arm.key == "ratchet" else ""
     )
+
+
+def _apart(result: OptimizeResult) -> list[ArmResult]:
+    """Return the ways of running the step, once each: the arithmetic is often the written one."""
+    configs = {arm.key: arm.config for arm in result.arms}
+    whole: dict[ArmKey, ArmKey] = {
+        "best_compile_same": "best_compile",
+        "same_arithmetic": "ratchet",
+    }
+    return [
+        arm
+        for arm in result.arms
+        if arm.key not in whole or configs.get(whole[arm.key]) != arm.config
+    ]
 
 
 def _ends(arm: ArmResult, unit: TimeUnit) -> str:
