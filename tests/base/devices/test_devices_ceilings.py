@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -298,7 +299,8 @@ def test_the_loop_runs_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "LOOP_BUDGET_S", 0.0)
     found = rates.multiply_add(CPU)
     assert found["fp32"] > 1e8
-    assert ("bf16" in found) == bool({"avx512_bf16", "amx_bf16", "bf16"} & {*CPU.isa})
+    assert ("bf16" in found) == (not rates.BF16_FLAGS.isdisjoint(CPU.isa))
+    assert "bf16" not in rates.multiply_add(replace(CPU, isa=("avx2",)))
 
 
 def test_without_a_compiler_there_is_no_loop(

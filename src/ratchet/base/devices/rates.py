@@ -50,6 +50,9 @@ def gemm(device: Device) -> dict[str, float]:
         return {name: _gemm_rate(device, DTYPES[name]) for name in names}
 
 
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+
+
 def multiply_add(device: Device) -> dict[str, float]:
     """Measure multiply-adds in registers on torch's threads: FLOP/s by dtype.
 
@@ -75,7 +78,10 @@ def multiply_add(device: Device) -> dict[str, float]:
             if done.returncode:
                 said = " ".join(done.stderr.split())
                 LOG.info("the loop of multiply-adds: exit code %d %.300s", done.returncode, said)
-    return read_rates(done.stdout)
+    rates = read_rates(done.stdout)
+    if BF16_FLAGS.isdisjoint(device.isa):  # the compiler asks the CPU itself, also one held to less
+        rates.pop("bf16", None)
+    return rates
 
 
 def read_rates(text: str) -> dict[str, float]:
