@@ -204,8 +204,9 @@ class _CaseLaunches:
             )
             self._checked += candidate.checked
             self._looks = candidate.order_looks
-            self._waited_s += sum(arm.waited_s for arm in reference)
-            self._ran_s += sum(arm.ran_s for arm in reference)
+            timed = [arm for arm in arms if isinstance(arm, RivalArm)]
+            self._waited_s += sum(arm.waited_s for arm in timed)
+            self._ran_s += sum(arm.ran_s for arm in timed)
             if watch is not None and not self._more(launch + 1):
                 candidate.watch_until_enough(calls, watch)
             process.pause()
