@@ -209,6 +209,12 @@ def test_a_model_that_fits_nowhere_names_the_smallest_cluster() -> None:
         plan(asked)
 
 
+def test_a_node_is_filled_before_a_second_one() -> None:
+    asked = make_asked(find_shape("llama3-70b"), parse_cluster("mi300x:1"), STACKS["torch"])
+    with pytest.raises(PlanError, match=r"it fits mi300x:[48]x1: plan for that"):
+        plan(asked)
+
+
 def test_a_precision_that_the_device_lacks_is_refused() -> None:
     with pytest.raises(PlanError, match="no fp8 products"):
         make_asked(SMALL, parse_cluster("a100:8x1"), STACKS["torch"], precisions=("fp8",))

@@ -68,9 +68,30 @@ def test_slurms_tasks_are_nodes_where_torchrun_starts_the_ranks(tmp_path: Path) 
     assert [one.kind for one in found.found] == ["unfinished"]
 
 
+def old(rank: int, operation: str = "ALLREDUCE", shape: str = "TensorShape=[8, 4], ") -> str:
+    """Return the watchdog's line before torch 1.13: without a number, and earlier without sizes."""
+    return (
+        f"[E ProcessGroupNCCL.cpp:587] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(OpType={operation}, {shape}Timeout(ms)=1800000) ran for 1807457 milliseconds\n"
+    )
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Return a line as a terminal of some columns breaks it."""
+    line = text[text.index("[rank") :].rstrip()
+    return "\n".join(line[at : at + columns] for at in range(0, len(line), columns)) + "\n"
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "ranks"),
     [
+        (old(0) + old(1) + old(2, operation="BROADCAST"), "operation", (2,)),
+        (old(0) + old(1, shape="TensorShape=[8, 5], "), "shape", (0, 1)),
+        (old(0, shape="") + old(1, shape=""), "unfinished", (0, 1)),
+        *(
+            (wrapped(waited(0), columns) + wrapped(waited(1, size=9), columns), "shape", (0, 1))
+            for columns in (80, 100, 120)
+        ),
         (waited(0) + waited(1) + waited(2, operation="BROADCAST"), "operation", (2,)),
         (waited(0) + waited(1, number=9) + waited(1, number=8), "operation", (0, 1)),
         (waited(0) + waited(1, size=9), "shape", (0, 1)),
@@ -96,5 +117,9 @@ def test_a_log_alone_is_read_and_says_what_it_lacks(
     assert main(["debug", str(log)]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "ranks 0 and 1 timed out in allreduce (number 7" in said and "TORCH_FR_BUFFER" in said
+    log.write_text(old(0) + old(1))
+    assert main(["debug", str(log)]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "timed out in allreduce (TensorShape=[8, 4])" in said
     log.write_text("step 1\nstep 2\n")
     assert main(["debug", str(log)]) == 2

@@ -47,9 +47,10 @@ ZEROS = "zero_rows"
 VARIATIONS = ("signed", "shifted", "large", "heavy_tailed", "uneven", ZEROS)
 NEARLY_ZERO = 1e-30
 CHOOSES = re.compile(
-    r"sort|topk|argm|(max|min|median|mode|kthvalue)\.dim|cumm|max_pool|unique|svd|_qr|eig|lstsq"
+    r"sort|topk|(median|mode|kthvalue)\.dim|cumm|max_pool|unique|svd|_qr|eig|lstsq"
 )
-"""Torch's operators that choose among equal values, or among bases."""
+"""Torch's operators that take any of several equal values, or of several bases. `argmax`, `argmin`,
+`max` and `min` take the first one, as torch's documentation says."""
 
 
 def model_problem(

@@ -127,7 +127,7 @@ def parse_cluster(
         )
     device = _device(found["device"])
     nodes, local = int(found["nodes"]), int(found["local"] or 0)
-    most = int(device.number("node_devices") or 8)
+    most = _most_of_a_node(device)
     if found["local"] is None:  # one number counts devices: whole nodes, or a part of one
         count, sizes = nodes, (most, 64, 36, 32) if most > 8 else (most,)  # racks of 72 are shared
         local = count if count <= most else next((n for n in sizes if not count % n), 0)
@@ -156,6 +156,15 @@ def parse_cluster(
         )
     named = text.strip().lower()
     return _cluster(named, device, local, nodes, network_gb_per_s, power_w or board_w)
+
+
+def node_devices(cluster: PlannedCluster) -> int:
+    """Return how many of a cluster's devices a node connects at most."""
+    return _most_of_a_node(load().devices[cluster.device])
+
+
+def _most_of_a_node(device: CatalogueDevice) -> int:
+    return int(device.number("node_devices") or 8)
 
 
 def _device(word: str) -> CatalogueDevice:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratchet.base.errors import PlanError
-from ratchet.scale.plan.cluster import GIB, RESERVED_BYTES, PlannedCluster
+from ratchet.scale.plan.cluster import GIB, RESERVED_BYTES, PlannedCluster, node_devices
 from ratchet.scale.plan.layout import (
     CHECKPOINTINGS,
     CHOICES,
@@ -374,12 +374,16 @@ def _fits_nowhere(asked: PlanQuestion, least_bytes: float) -> str:
         f"{asked.shape.name} fits no layout of {cluster.name}: the smallest takes "
         f"{least_bytes / GIB:.1f} GiB of {room_bytes(cluster) / GIB:.1f} GiB a device"
     )
-    nodes, word = cluster.nodes, cluster.device.lower().split()[0]
-    while (nodes := nodes * 2) * cluster.local <= LARGEST:
+    local, nodes, word = cluster.local, cluster.nodes, cluster.device.lower().split()[0]
+    while 2 * local * nodes <= LARGEST:
+        if nodes == 1 and 2 * local <= node_devices(cluster):
+            local *= 2  # a whole node before a second one
+        else:
+            nodes *= 2
         larger = replace(
             asked,
-            cluster=replace(cluster, nodes=nodes, name=f"{word}:{cluster.local}x{nodes}"),
-            batch=max(asked.batch, nodes * cluster.local),
+            cluster=replace(cluster, local=local, nodes=nodes, name=f"{word}:{local}x{nodes}"),
+            batch=max(asked.batch, nodes * local),
         )
         evaluated = evaluate(larger, layouts_of(larger))
         if evaluated.memory.total.min() <= room_bytes(cluster):

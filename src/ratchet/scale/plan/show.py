@@ -29,6 +29,7 @@ from ratchet.scale.plan.cluster import PlannedCluster, Rate
 from ratchet.scale.plan.commands import jobset, slurm, torchrun, torchrun_lines
 from ratchet.scale.plan.layout import CHOICES, Layouts
 from ratchet.scale.plan.search import MEMORY_PARTS, TIME_PARTS, LayoutPlan, room_bytes
+from ratchet.scale.plan.shape import Shape
 
 if TYPE_CHECKING:  # its module imports torch, for which a plan would wait
     from ratchet.scale.plan.calibrate import CheckedPlan
@@ -101,11 +102,16 @@ def _headline(answer: Answered) -> str:
     elif found.counted == 1:
         tried = "one layout was asked for"
     return (
-        f"{asked.shape.name} ({asked.shape.parameters / 1e9:.1f} B parameters) on "
+        f"{asked.shape.name} ({_parameters(asked.shape)}) on "
         f"{asked.cluster.world} {asked.cluster.device}: {show_time(best.step_s)} a step of "
         f"{asked.batch * asked.shape.sequence:,} tokens, {show_bytes(best.memory_bytes)} a device, "
         f"MFU {best.mfu:.0%} with {best.layout.words()}; {tried}. Estimated, not measured."
     )
+
+
+def _parameters(shape: Shape) -> str:
+    count = shape.parameters
+    return f"{count / 1e9:.1f} B parameters" if count >= 1e9 else f"{count / 1e6:.1f} M parameters"
 
 
 def _pareto(rows: Sequence[LayoutPlan]) -> Plot:
@@ -405,7 +411,7 @@ def trainables_report(found: Trainables) -> m.ResultReport:
         facts.append(("money", f"{best.cost.money:,.0f} at {found.price:g} a device-hour"))
     return m.ResultReport(
         headline=f"In {found.days:g} days, {found.cluster.world} {found.cluster.device} train a "
-        f"model of {best.shape.parameters / 1e9:.1f} B parameters on {best.tokens / 1e9:,.0f} B "
+        f"model of {_parameters(best.shape)} on {best.tokens / 1e9:,.0f} B "
         f"tokens, {found.tokens_per_parameter:g} a parameter. Estimated, not measured.",
         sections=m.blocks(
             m.section(

@@ -130,10 +130,15 @@ LAUNCHER: Final = re.compile(r"torch[./]distributed[./](elastic|run|launch)|torc
 GAVE_UP: Final = re.compile(r"ChildFailedError|^Traceback ", re.MULTILINE)
 """Marks of the end of torchrun, with a summary or before it."""
 WATCHED: Final = re.compile(
-    r"(?:\[rank(?P<rank>\d+)\].*?)?\[Rank (?P<own>\d+)\] "
-    r"(?:Watchdog caught collective operation timeout:|Work) WorkNCCL\(SeqNum=(?P<number>\d+), "
-    r"OpType=(?P<operation>\w+),? ?(?P<sizes>Numel[^)]*?)?,? ?Timeout"
+    r"(?:\[rank(?P<rank>\d+)\].*?)?\[Rank (?P<own>\d+)\] ?"
+    r"(?:Watchdog ?caught ?collective ?operation ?timeout:|Work) ?"
+    r"WorkNCCL\((?:SeqNum=(?P<number>\d+), ?)?"
+    r"OpType=(?P<operation>\w+),? ?(?P<sizes>(?:Numel|TensorShape)[^)]*?)?,? ?Timeout"
 )
+"""The watchdog's line: since torch 1.13 with the call's number, since 2.1 with `Numel`."""
+WRAPPED: Final = re.compile(r"(\bWatchdog caught[^\n(]*|WorkNCCL\([^)\n]*)\n(?!\[)")
+"""Such a line that a terminal or a mail broke in two, before its call is told."""
+MOST_BREAKS: Final = 4
 TERMINATED: Final = ("-15", "143")
 """Exit codes of a process that was told to end."""
 WATCHED_GROUP: Final = re.compile(
@@ -153,8 +158,10 @@ def _timed_out(path: Path, text: str) -> tuple[TimedOut, ...]:
     """Return the first call of each rank and group in which the watchdog says it waited.
 
     Only the prefix that torch puts before each line tells the rank in the job: `[Rank 1]` counts
-    inside the group. Logs before torch 2.3 have no prefix.
+    inside the group. Logs before torch 2.3 have no prefix, and before 1.13 no number: it is 0.
     """
+    for _ in range(MOST_BREAKS):
+        text = WRAPPED.sub(r"\1", text)
     lines = text.splitlines()
     groups = {
         (int(one["rank"]), int(one["number"])): one["group"]
@@ -165,7 +172,7 @@ def _timed_out(path: Path, text: str) -> tuple[TimedOut, ...]:
     for line in lines:
         if "WorkNCCL(" not in line or not (one := WATCHED.search(line)):
             continue
-        rank, number = int(one["rank"] or one["own"]), int(one["number"])
+        rank, number = int(one["rank"] or one["own"]), int(one["number"] or 0)
         group = groups.get((rank, number), "")
         known = found.get((rank, group))
         if known is None or number < known.sequence:

@@ -106,5 +106,6 @@ def _finding(
 
 
 def _call(one: TimedOut) -> str:
-    sizes = f", {one.sizes}" if one.sizes else ""
-    return f"{one.operation} (number {one.sequence}{sizes})"
+    number = f"number {one.sequence}" if one.sequence else ""
+    told = ", ".join(part for part in (number, one.sizes) if part)
+    return f"{one.operation} ({told})" if told else one.operation
