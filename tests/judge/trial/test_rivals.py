@@ -14,15 +14,19 @@ from typing import Any
 
 import judge_problems as given
 import pytest
+from answers import assert_right
 
 from ratchet.base.process import families
+from ratchet.judge.kernels.kernel import Kernel
 from ratchet.judge.problems.problem import Problem
+from ratchet.judge.problems.problem_file import load_problem
 from ratchet.judge.sandbox import view
 from ratchet.judge.trial.arms import CANDIDATE, REFERENCE, TWIN, RivalArm
 from ratchet.judge.trial.candidate import CandidateProcess
 from ratchet.judge.trial.kernel_trial import KernelJudge
 from ratchet.judge.trial.open_problem import OpenProblem
 from ratchet.judge.trial.reference import RivalProcess, Rivals
+from ratchet.judge.workers import first_calls
 
 pytestmark = pytest.mark.compiler
 PYTHON = (
@@ -205,3 +209,38 @@ def test_only_a_reference_that_starts_a_second_thread_is_also_timed_on_one(
     verdict = judge.judge(given.cpp(RECTIFIED), problem)
     found = len({sample.arm for sample in verdict.samples})
     assert found == (arms if judge.threads > 1 else 3), verdict.reason
+
+
+FIRST_CALLS = """
+import sys
+
+import torch
+from ratchet import Case, Problem, TensorSpec
+
+def twice(x, scalars):
+    assert sys.modules["ratchet.judge.workers.first_calls"]._made
+    return (x + x,)
+
+ROWS = TensorSpec(shape=(32, 64), dtype="float32")
+PROBLEM = Problem(name="twice", reference="twice", cases=(
+    Case(name="rows", timed=True, inputs=(ROWS,)),
+))
+"""
+
+
+def test_no_thread_of_an_arm_makes_mkls_first_call_beside_another(
+    judge: KernelJudge, tmp_path: Path
+) -> None:
+    """In every process of a verdict: two first calls at once may give half of the digits."""
+    path = tmp_path / "twice.py"
+    path.write_text(FIRST_CALLS)
+    source = FIRST_CALLS.partition("ROWS")[0].replace("from ratchet import", "# ")
+    kernel = Kernel(name="twice", language="torch", source=source, entry="twice")
+    assert_right(judge.judge(kernel, load_problem(path, describe=judge.describe)))
+
+
+def test_first_calls_of_all_functions_are_made_once() -> None:
+    first_calls.make_first_calls()
+    made = list(first_calls._made)
+    first_calls.make_first_calls()
+    assert first_calls._made == made and made.count("exp") == made.count("sqrt") == 2

@@ -342,6 +342,9 @@ def main() -> None:
     import torch._inductor.compile_fx  # noqa: F401
     import transformers.modeling_utils  # noqa: F401  the greater part of what each model imports
 
+    from ratchet.judge.workers.first_calls import make_first_calls
+
+    make_first_calls()
     request = msgspec.json.decode(sys.argv[1], type=SweepRequest)
     began_s = time.monotonic()
     if len(request.types) >= WARM_FROM:

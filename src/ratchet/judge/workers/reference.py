@@ -31,6 +31,7 @@ from ratchet.judge.workers.alike import CLEARLY, alike, in_turn, movable
 from ratchet.judge.workers.arm import extend_import_path
 from ratchet.judge.workers.device import find_gpu, open_device
 from ratchet.judge.workers.driver_memory import NoDeviceMemory
+from ratchet.judge.workers.first_calls import make_first_calls
 from ratchet.judge.workers.gate import check_repeats, elements, gate, off, owned
 from ratchet.judge.workers.gate import conditions as conditions_of
 from ratchet.judge.workers.gate import terms as terms_of
@@ -521,6 +522,7 @@ def main() -> None:
     families.die_with_parent(int(sys.argv[2]))
     families.adopt_orphans()
     extend_import_path()
+    make_first_calls()
     zygote = start_zygote([int(sys.argv[1])])
     serve(channel, ReferenceWorker(zygote).answer)
     os._exit(0)

@@ -20,6 +20,7 @@ from ratchet.base.process.channel import Channel, Message
 from ratchet.judge.sandbox.serving import quiet_fork, serve_candidate, serve_enclosed
 from ratchet.judge.workers.candidate.with_torch import TorchWorker
 from ratchet.judge.workers.device import open_device
+from ratchet.judge.workers.first_calls import make_first_calls
 
 CACHE: Final = "TRITON_CACHE_DIR"
 HELPERS: Final = {"cuda": ("nvidia", "CudaUtils"), "hip": ("amd", "HIPUtils")}
@@ -30,6 +31,7 @@ _built: dict[str, bytes] = {}  # Files of Triton's cache, by their places
 
 def main() -> None:
     """Fork a worker for each order; argv holds the channel."""
+    make_first_calls()
     serve_enclosed(_work, _prepare)
 
 

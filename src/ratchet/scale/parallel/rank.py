@@ -26,6 +26,7 @@ from ratchet.base.errors import RatchetError
 from ratchet.base.measure import Sample, Timing
 from ratchet.base.measure.rounds import run_rounds
 from ratchet.base.serialise import document_of, encoded
+from ratchet.judge.workers.first_calls import make_first_calls
 from ratchet.train.recipe import Candidate, with_config
 from ratchet.train.recipe.compiled_step import build
 from ratchet.train.recipe.installed import activate_proven, as_kernel
@@ -256,6 +257,7 @@ def gradient_errors(arms: Mapping[str, _Arm]) -> dict[str, float]:
 def main(request: str, folder: str) -> int:
     """Run this rank; return its exit code."""
     rank = os.environ.get("RANK", "0")
+    make_first_calls()
     try:
         asked = msgspec.json.decode(
             Path(request).read_bytes(), type=RankRequest, dec_hook=as_kernel

@@ -69,6 +69,7 @@ from ratchet.judge.workers.candidate.results import (
 from ratchet.judge.workers.candidate.standing import Standing
 from ratchet.judge.workers.device import Gpu, WorkerDevice, open_device
 from ratchet.judge.workers.driver_memory import DriverRefusal
+from ratchet.judge.workers.first_calls import make_first_calls
 
 Entry = Callable[..., object]
 OWN_COMPILATIONS = "/tmp/compilations"
@@ -497,6 +498,7 @@ def main() -> None:
     channel = inherited(int(sys.argv[2]))
     confine(sys.argv[1])
     shift_heap()
+    make_first_calls()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     serve_candidate(channel, TorchWorker().answer)
     os._exit(0)
