@@ -15,7 +15,7 @@ import pytest
 from ratchet.base.devices.probe import probe
 from ratchet.base.errors import OutOfTime
 from ratchet.base.ledger import Ledger
-from ratchet.train.turn.arm import use_device
+from ratchet.train.turn.arm import prepare_torch
 from ratchet.train.turn.schedule import CLOSING, TurnSchedule
 from ratchet.train.turn.settings import Settings
 from ratchet.train.turn.state import Turn
@@ -175,5 +175,5 @@ def test_triton_s_compiling_processes_stay_away_from_cores(
 ) -> None:
     monkeypatch.setenv("TORCH_WARM_POOL", "")  # so that it is undone
     monkeypatch.delenv("TORCH_WARM_POOL")
-    use_device({"device": device})
+    prepare_torch({"device": device})
     assert (os.environ.get("TORCH_WARM_POOL") == "0") is stay_away

@@ -40,10 +40,7 @@ class ArmWorker:
     def _start(self, message: Message) -> Message:
         """Build the arm, then answer the messages that came with the start."""
         with self._patience:  # other arms may start beside this one
-            factory = load_function(message["factory"])
-            if "torch" in sys.modules:  # an arm need not have it
-                importlib.import_module("ratchet.judge.workers.first_calls").make_first_calls()
-            self._arm = factory(**message["arguments"])
+            self._arm = load_function(message["factory"])(**message["arguments"])
             built_s = time.monotonic()
             told = [self.answer(one, [])[0] for one in message.get("then", ())]
         return {"then": told, "built_s": built_s, "ended_s": time.monotonic()}

@@ -52,7 +52,7 @@ def make_arm(
     from ratchet.train.workloads.check import load_checked
     from ratchet.train.workloads.load import load
 
-    use_device(options)
+    prepare_torch(options)
     activate_proven(kernels)
     if config is None:
         built, warnings = load_checked(workload, **options)
@@ -73,7 +73,7 @@ def make_shrunk_arm(
     is_random: bool = False,
 ) -> ShrunkArm:
     """Prepare to train small copies of the workload, for the loss curves; random ones too."""
-    use_device(options)
+    prepare_torch(options)
     activate_proven(kernels)
     return ShrunkArm(workload, options, msgspec.convert(config, StepConfig))
 
@@ -81,8 +81,8 @@ def make_shrunk_arm(
 SHRUNK_FACTORY = address(make_shrunk_arm)
 
 
-def use_device(options: LoadOptions) -> None:
-    """Make the workload's GPU the current one: Triton launches there, torch waits for it.
+def prepare_torch(options: LoadOptions) -> None:
+    """Make MKL's first calls, and the workload's GPU the current one: Triton launches there.
 
     On cores nothing is compiled by Triton. Torch starts processes for that all the same, each of
     which imports torch beside the step: they stay away.
@@ -90,12 +90,15 @@ def use_device(options: LoadOptions) -> None:
     device = str(options.get("device", ""))
     if device == "cpu":
         os.environ.setdefault("TORCH_WARM_POOL", "0")
+    from ratchet.judge.workers.first_calls import make_first_calls
+
     if ":" in device:
         import torch
 
         from ratchet.train.workloads.device import place
 
         torch.cuda.set_device(place(options["device"]))
+    make_first_calls()
 
 
 class StepArm:
