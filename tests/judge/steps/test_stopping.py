@@ -31,20 +31,21 @@ def test_one_that_waits_for_the_execve_of_a_vfork_s_child_is_stopped(
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     command = [sys.executable, "-c", SPAWNS, str(fifo)]
+    opener = threading.Timer(0.05, lambda: os.close(os.open(fifo, os.O_WRONLY)))
+    opener.daemon = True
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as parent:
         try:
             deadline = time.monotonic() + 30
             while (state := families.read_state(parent.pid)) is None or state.state != "D":
                 assert time.monotonic() < deadline, state
                 time.sleep(0.001)
-            opener = threading.Timer(0.05, lambda: os.close(os.open(fifo, os.O_WRONLY)))
-            opener.daemon = True
             opener.start()  # the child can call execve from then on, where it may run
             stopped = families.stop(parent.pid, settle_s=20.0, enclosed=enclosed)
             assert stopped is not None and parent.pid in stopped
             standing = families.read_state(parent.pid)
             assert standing is not None and standing.state == "T"
         finally:
+            opener.cancel()  # it would try in the middle of another test
             families.end(parent.pid)
 
 

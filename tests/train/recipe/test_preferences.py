@@ -195,7 +195,8 @@ def test_margins_are_those_of_autocast_over_both_passes(
     for precision in ("bf16_autocast", "bf16_master"):
         found = margins(make, recipe=precision, form=form)
         assert not found[0].any(), "before the first update the policy is its reference"
-        assert apart(found, exact) <= 2 * noise
+        # Weights in bf16 round once more: 2.2 times the noise on a CPU without bf16.
+        assert apart(found, exact) <= 3 * noise
 
 
 def test_a_reference_of_its_own_is_another_arithmetic_for_a_model_installed_alone() -> None:

@@ -204,7 +204,7 @@ class _CaseLaunches:
             )
             self._checked += candidate.checked
             self._looks = candidate.order_looks
-            timed = [arm for arm in arms if isinstance(arm, RivalArm)]
+            timed = [arm for arm in reference if arm in arms]
             self._waited_s += sum(arm.waited_s for arm in timed)
             self._ran_s += sum(arm.ran_s for arm in timed)
             if watch is not None and not self._more(launch + 1):
